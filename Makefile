@@ -5,22 +5,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIET := -qq --disable-pip-version-check
+# All but what no test imports, which is a quarter.
+COMPILE := $(BIN)/python -m compileall -qq -x '/(tests|rllib|databricks)/|/transformers/models/(?!auto|bert/|encoder_decoder/|llama/)'
 # With CI=true: a line per file, short tracebacks, no logo. The closing line of pytest stays.
 PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=short -o console_output_style=classic)
 
-.PHONY: help setup servers demo test test-all test-slow test-gpu check measures format bench clean
+.PHONY: help setup servers demo test test-all test-slow test-gpu check docs measures format bench clean
 
 help:
 	@echo "make demo       set up, a small sweep with its figure, then a training on two ranks"
 	@echo "make test       set up, then the quick tests: every part once, in a few minutes"
 	@echo "make test-all   the quick tests and the thorough ones"
 	@echo "make check      lint, types, layers"
+	@echo "make docs       the site, into build/docs; its links are walked"
 	@echo "make measures   how much a reader has to hold, counted from the code"
-	@echo "make test-slow  the long chaos and oracle runs"
+	@echo "make test-slow  the long chaos and oracle runs, ten times the random examples"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make format     what ruff can put right by itself"
 	@echo "make clean      remove .venv and the caches, never runs"
-	@echo "make bench      the benchmarks against peers, quick sizes"
+	@echo "make bench      the benchmarks against peers, quick sizes; one table of their goals"
 
 setup: $(STAMP)
 
@@ -31,10 +34,13 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "$(PYTHON) -m venv failed. Hint: Debian and Ubuntu have it in the package python3-venv."; \
 	    exit 1; }
 	@echo "Installing into $(VENV) (once; torch is the large part)"
-	@# torch first and alone, so that nothing else chooses its build. pip would compile on one core.
+	@# torch first and alone, so that nothing else chooses its build. pip would compile on one core:
+	@# torch is compiled while the rest is fetched.
 	@$(BIN)/python -m pip install $(QUIET) --no-compile -c constraints.txt torch==2.13.0
-	@$(BIN)/python -m pip install $(QUIET) --no-compile --prefer-binary -c constraints.txt -e '.[test,lint]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # some are for Python 2
+	@$(COMPILE) $(VENV)/lib/python*/site-packages/torch >/dev/null 2>&1 & \
+	    $(BIN)/python -m pip install $(QUIET) --no-compile --prefer-binary -c constraints.txt \
+	    -e '.[test,lint]'; code=$$?; wait; exit $$code
+	@$(COMPILE) -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # some are for Python 2
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -64,16 +70,16 @@ test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu"
 	@$(if $(filter true 1,$(CI)),:,echo "To type just muster: source $(BIN)/activate")
 
-# Three at a time on two cores: many of these tests wait for processes that they have started.
+# Four at a time on two cores: many of these tests wait for processes that they have started.
 # Property tests draw random examples here, and fixed ones in make test. AFTER=test, as CI says it,
 # leaves out what make test has just run and would run here in the same way.
 test-all: $(STAMP) servers
-	$(PYTEST) --hypothesis-profile=random -n 3 --dist loadfile \
+	$(PYTEST) --hypothesis-profile=random -n 4 --dist loadfile \
 	    -m "not slow and not gpu and not alone$(if $(filter test,$(AFTER)), and (thorough or property))"
 	$(PYTEST) -m "alone and not slow and not gpu" tests/integration
 
 test-slow: $(STAMP) servers
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) --hypothesis-profile=long -m "(slow or property) and not gpu"
 
 # A process for each file: a device on which one of them holds memory is busy for the others.
 test-gpu: $(STAMP)
@@ -87,6 +93,9 @@ check: $(STAMP)
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-cache $(if $(filter true 1,$(CI)),--no-logo)
 
+docs: $(STAMP)
+	$(BIN)/python docs/build_site.py build/docs
+
 # Shown and never a limit; beside the commit from which the counting began, where git has it.
 measures: $(STAMP)
 	$(BIN)/python scripts/measure_house.py $(if $(shell git cat-file -t ef43f7d 2>/dev/null),--ref ef43f7d)
@@ -96,10 +105,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for file in farm_overhead startup chaos makespan ssm_sampler ddp_throughput launch \
-	    checkpoint_stall resume faults scaling map_overhead map_memory llm_server generate rl_throughput \
-	    ssvae_ensemble dashboard; do \
-	    $(BIN)/python benchmarks/$$file.py --quick || exit 1; done
+	$(BIN)/python benchmarks/all.py --quick $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -35,7 +35,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 from muster.rank.checkpoint import CheckpointWriter, Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
 
@@ -262,10 +262,10 @@ def main() -> None:
     headers += ["added ms per step", "range", "thread", "step, ms", "worst step"]
     table(headers, rows)
     share = record["muster"]["of_copy"]["median"]
-    print(f"goal, blocked for at most 1.5 × the copy: {held(share <= 1.5)} ({share:.2f})")
+    goal("a save blocks a step, × the copy", "≤ 1.5", f"{share:.2f}", share <= 1.5)
     own, copy = (record[name]["added_ms"]["median"] for name in ("muster", "plain copy"))
-    is_held = own <= 1.5 * copy
-    print(f"the same of the time added to a step: {held(is_held)} ({own:.2f} ms, {copy:.2f} ms)")
+    measured = f"{own:.2f} ms, {copy:.2f} ms"
+    goal("time that saves add to a step, × the copy's", "≤ 1.5", measured, own <= 1.5 * copy)
     write_json(args.json, {"machine": about, "bytes": size, "found": record})
 
 

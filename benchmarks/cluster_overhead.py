@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import alternate, held, machine, summary, table, write_json
+from measuring import alternate, goal, machine, summary, table, write_json
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm-loopback"
 WORKERS = 2
@@ -174,10 +174,8 @@ def main() -> None:
         whole = found["muster's pilots"]["median"]
         for other in ("one job per task", "submitit map_array"):
             factor, whole_factor = (rate / found[other]["median"] for rate in (steady, whole))
-            print(
-                f"tasks of {length}: {factor:,.1f} x {other} steady, {whole_factor:,.1f} x with "
-                f"start and end; goal {GOAL:g} x: {held(factor >= GOAL)}"
-            )
+            measured = f"{factor:,.1f} steady, {whole_factor:,.1f} with start and end"
+            goal(f"tasks of {length}, × {other}", f"≥ {GOAL:g}", measured, factor >= GOAL)
     write_json(args.json, {"machine": machine("submitit"), "rates": record})
 
 

@@ -47,7 +47,7 @@ from tests.made_runs import go_on, made_sweep
 
 import muster
 from dashboard_peers import PEERS, Runs, Seen, browser, can_browse, first_paint, seen, served
-from measuring import held, interval, machine, table, write_json
+from measuring import goal, interval, machine, table, write_json
 from muster.farm.ledger.store import Ledger
 from muster.web.folder import id_of
 
@@ -379,7 +379,8 @@ def main() -> None:
     rows = [
         [name, f"{value:,.1f}", "{:,.1f} to {:,.1f}".format(*intervals.get(name, (value, value))),
          f"{GOALS[name]:,.0f}" if name in GOALS else "",
-         held(value <= GOALS[name]) if name in GOALS else ""]
+         goal(name, f"≤ {GOALS[name]:,.0f}", f"{value:,.1f}", value <= GOALS[name], shown=False)
+         if name in GOALS else ""]
         for name, value in found.items()
     ]  # fmt: skip
     table(["what", "median", "95 % interval", "goal", ""], rows)

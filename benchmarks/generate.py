@@ -30,7 +30,7 @@ import torch
 from transformers import ContinuousBatchingConfig
 
 import muster_recipes.arith
-from measuring import alternate, held, machine, summary, table, write_json
+from measuring import alternate, goal, machine, summary, table, write_json
 from muster.pipeline.engines.engine import Engine, EngineSpec, Request, Sampling, shared
 from muster_recipes.arith.problems import make
 
@@ -237,8 +237,8 @@ def report(args: Any, rates: dict[str, list[float]], shares: dict[str, float]) -
         rows.append([*row, f"{shares[name]:.1%}"])
     table(["", "tokens/s", "range", *(f"× {base}" for base in ratios), "same texts"], rows)
     alone, hand = (ratios[base][ENGINE]["median"] for base in (ALONE, HAND))
-    print(f"goal, 5 × one at a time: {held(alone >= 5)} ({alone:.2f})")
-    print(f"goal, 0.95 × by hand: {held(hand >= 0.95)} ({hand:.2f})")
+    goal("tokens/s, × one at a time", "≥ 5", f"{alone:.2f}", alone >= 5)
+    goal("tokens/s, of a loop by hand", "≥ 0.95", f"{hand:.2f}", hand >= 0.95)
     write_json(
         args.json,
         {

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -118,7 +118,7 @@ def main() -> None:
     table(["command to first all-reduce", "s", "range", "imports of torch", "range"], rows)
     most = max(args.ranks)
     share = found[f"muster run, fork, {most} ranks"]["imports"]["median"]
-    print(f"goal, {most} ranks within 1.5 imports of torch: {held(share <= 1.5)} ({share:.2f})")
+    goal(f"{most} ranks begin, imports of torch", "≤ 1.5", f"{share:.2f}", share <= 1.5)
     write_json(args.json, {"machine": about, "found": found})
 
 

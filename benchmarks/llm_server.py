@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 from muster.pipeline.engines.engine import Engine, EngineSpec, Request, Sampling, shared
 
 SERVER = Path(__file__).parent / "programs" / "pretend_llm.py"
@@ -179,9 +179,9 @@ def report(args: argparse.Namespace, found: dict[str, list[Found]]) -> None:
     headers = ["", "tokens/s", "of capacity", "range", "while requests are left"]
     table([*headers, "faults", "retries", "lost"], rows)
     reached = record[FAULTY]["share"]["median"]
-    print(f"goal, 0.98 of the capacity with faults: {held(reached >= 0.98)} ({reached:.3f})")
+    goal("with faults, of the capacity", "≥ 0.98", f"{reached:.3f}", reached >= 0.98)
     lost = record[FAULTY]["lost"]
-    print(f"goal, no request lost: {held(lost == 0)} ({lost})")
+    goal("requests lost", "0", f"{lost}", lost == 0)
     write_json(args.json, {"machine": about, "capacity_tokens_per_s": capacity, **record})
 
 

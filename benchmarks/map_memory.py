@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, table, write_json
+from measuring import goal, machine, table, write_json
 
 STAGE = "def same(record):\n    return record\n"
 GOAL = 1.10
@@ -111,7 +111,7 @@ def main() -> None:
         own = [row for row in rows if row["format"] == suffix]
         for what in ("coordinator_mib", "worker_mib"):
             growth = own[-1][what] / own[0][what]
-            print(f"{suffix} {what}: x {growth:.2f} (goal {GOAL}: {held(growth <= GOAL)})")
+            goal(f"{suffix}, growth of {what}, ×", f"≤ {GOAL}", f"{growth:.2f}", growth <= GOAL)
     write_json(args.json, {"machine": machine(), "rows": rows})
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 
 STAGE = "def same(record):\n    return record\n"
 ROWS_PER_FILE = 10_000
@@ -329,20 +329,16 @@ def main() -> None:
 def judge(by_count: dict[int, dict[str, Any]]) -> None:
     for count, figures in by_count.items():
         ratio = figures[MUSTER]["of_plain_loop"]["median"]
-        print(
-            f"{count:,} rows: {ratio:.2f} of the plain loop "
-            f"(goal {GOAL_SPEED}: {held(ratio >= GOAL_SPEED)})"
-        )
+        what = f"{count:,} rows, of the plain loop"
+        goal(what, f"≥ {GOAL_SPEED}", f"{ratio:.2f}", ratio >= GOAL_SPEED)
     if len(by_count) > 1:
         least, most = min(by_count), max(by_count)
         growth = (
             by_count[most][MUSTER]["peak_mib"]["median"]
             / by_count[least][MUSTER]["peak_mib"]["median"]
         )
-        print(
-            f"memory for {most:,} rows: {growth:.2f} of that for {least:,} "
-            f"(goal {GOAL_MEMORY}: {held(growth <= GOAL_MEMORY)})"
-        )
+        what = f"memory for {most:,} rows, × that for {least:,}"
+        goal(what, f"≤ {GOAL_MEMORY}", f"{growth:.2f}", growth <= GOAL_MEMORY)
 
 
 if __name__ == "__main__":

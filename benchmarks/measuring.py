@@ -40,8 +40,16 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[below], ordered[n - 1 - below]
 
 
-def held(is_so: bool) -> str:
-    return "held" if is_so else "NOT held"
+_goals: list[dict[str, Any]] = []
+
+
+def goal(what: str, wanted: str, measured: str, is_held: bool, *, shown: bool = True) -> str:
+    """Whether a goal is held, as a word; ``shown``: print it as well. `write_json` keeps it."""
+    word = "held" if is_held else "NOT held"
+    _goals.append({"what": what, "wanted": wanted, "measured": measured, "is_held": is_held})
+    if shown:
+        print(f"goal, {what}, {wanted}: {word} ({measured})")
+    return word
 
 
 def machine(*packages: str) -> dict[str, Any]:
@@ -66,12 +74,28 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+_tables: list[dict[str, Any]] = []
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """Print it, and keep it for `write_json`."""
+    _tables.append({"caption": caption, "headers": [*headers], "rows": [[*row] for row in rows]})
+    if caption:
+        print(f"\n{caption}")
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     for row in [headers, *rows]:
         print("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip())
 
 
-def write_json(path: Path | None, record: Any) -> None:
-    if path is not None:
-        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+def write_json(path: Path | None, record: dict[str, Any]) -> None:
+    """The record, with the command and the tables that were printed: docs/measurements.md is made
+    from it."""
+    if path is None:
+        return
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--json" in words:
+        del words[words.index("--json") : words.index("--json") + 2]
+    command = "python benchmarks/" + " ".join(word for word in words if word[:7] != "--json=")
+    whole = {"command": command, "machine": machine(), "tables": _tables,
+             "goals": _goals, **record}  # fmt: skip
+    path.write_text(json.dumps(whole, indent=2, default=str) + "\n")

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 from muster.base.clock import SystemClock
 from muster.base.settings import Settings
 from muster.devices.nvml_usage import usage_source
@@ -126,7 +126,9 @@ def main() -> None:
         cost = statistics.median(costs)
         spread = f"{min(costs):.2f}–{max(costs):.2f}"
         share = 100 * cost / 1000 / INTERVAL_S
-        rows.append([label, f"{cost:.2f}", spread, f"{share:.3f} %", held(share < GOAL_PERCENT)])
+        wanted, percent = f"< {GOAL_PERCENT} %", f"{share:.3f} %"
+        word = goal(f"of a core, {label}", wanted, percent, share < GOAL_PERCENT, shown=False)
+        rows.append([label, f"{cost:.2f}", spread, percent, word])
     headers = ["", "CPU ms per sample", "spread", f"of one core at {INTERVAL_S:g} s"]
     table([*headers, f"goal < {GOAL_PERCENT} %"], rows)
     write_json(

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = {"muster": "muster", "lightning": "Lightning Trainer", "accelerate": "Accelerate"}
@@ -140,7 +140,7 @@ def main() -> None:
     if "muster" in found:
         own = found["muster"]
         is_held = own["once"] == 1.0 and own["is_same_order"] and own["is_same_weights"]
-        print(f"goal, the same training: {held(is_held)}")
+        goal("killed and resumed, the same training", "yes", "yes" if is_held else "no", is_held)
     times: dict[float, list[float]] = {share: [] for share in args.shares}
     for round_number in range(args.repeats):
         for share in args.shares:

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 
 import muster
-from measuring import held, machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 from muster.devices.cards import Precision
 from muster.rank.meter import peak_flops
 from muster.rl.environment import Discrete, Place, VectorEnv
@@ -170,7 +170,7 @@ def bare_gymnasium(seconds: float) -> float:
 
 def market_faces(seconds: float) -> float:
     """Eight options markets one by one through their Gymnasium face."""
-    from muster.rl.gymnasium_face import EnvFace
+    from muster.rl.gymnasium_envs import EnvFace
     from muster_recipes.clstm_ppo.options_env import OptionsEnv
 
     market, config, exchange = _market()
@@ -289,7 +289,7 @@ def report_cartpole(found: dict[str, list[dict[str, Any]]], steps: int) -> dict[
     table(["", "return, last quarter", "range", "mean of the curve", "range"], rows)
     if PEER in found:
         ratio = record[OURS]["times_peer"]["median"]
-        print(f"goal, {GOAL_CARTPOLE:g} × {PEER}: {held(ratio >= GOAL_CARTPOLE)} ({ratio:.2f})")
+        goal(f"CartPole, × {PEER}", f"≥ {GOAL_CARTPOLE:g}", f"{ratio:.2f}", ratio >= GOAL_CARTPOLE)
     return record
 
 
@@ -299,7 +299,9 @@ def report_market(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     show_rates(record)
     if PEER in found:
         ratio = max(r["times_peer"]["median"] for name, r in record.items() if name != PEER)
-        print(f"goal, {GOAL_MARKET:g} × {PEER}: {held(ratio >= GOAL_MARKET)} ({ratio:.1f})")
+        goal(
+            f"options market, × {PEER}", f"≥ {GOAL_MARKET:g}", f"{ratio:.1f}", ratio >= GOAL_MARKET
+        )
     return record
 
 

@@ -4,7 +4,7 @@
 
 Compared are, in turn within every repeat so that a busy machine slows all alike:
 
-- fused: `muster_recipes.ssm.sampler.sample_block` on the CPU;
+- fused: `muster_recipes.ssm.sampler.sample_blocks` on the CPU;
 - straightforward torch: randn [B, d], powers [B, d, K] stacked, summed over d, losses by einsum
   (B is the best of three sizes, chosen before the timing);
 - the raw rate of normal draws, divided by d: numpy's with the same bit generator (SFC64, float32,
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from muster_recipes.ssm.sampler import sample_block
+from muster_recipes.ssm.sampler import Block, sample_blocks
 
 H = [0.5**m for m in range(1, 5)]
 W = [(1.0, 0.0, 0.0, 0.0)]
@@ -52,7 +52,7 @@ def straightforward(dim: int, num_samples: int, batch: int) -> None:
 
 
 def fused(dim: int, num_samples: int) -> None:
-    sample_block(h=H, w=W, dim=dim, num_samples=num_samples, seed=1, eps=EPS)
+    sample_blocks([Block(h=H, w=W, dim=dim, num_samples=num_samples, seed=1, eps=EPS)], "cpu")
 
 
 def numpy_normals(dim: int, num_samples: int) -> None:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import alternate, held, machine, summary, table, write_json
+from measuring import alternate, goal, machine, summary, table, write_json
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.plan import plan
 
@@ -165,9 +165,9 @@ def main() -> None:
     for name, found in record["cases"].items():
         rates = found["summary"]
         ratio = rates[ENSEMBLE]["median"] / rates[APART]["median"]
+        goal(f"{name}, × one process per run", f"≥ {GOAL}", f"{ratio:.2f}", ratio >= GOAL)
         print(
-            f"{name}: {ratio:.2f} times one process per run, goal {GOAL}: {held(ratio >= GOAL)}; "
-            f"greatest difference of an accuracy {found['accuracy_difference']:.4f}; mean "
+            f"{name}: greatest difference of an accuracy {found['accuracy_difference']:.4f}; mean "
             + ", ".join(f"{form} {mean:.4f}" for form, mean in found["mean_accuracy"].items())
         )
     write_json(options.json, record)

@@ -1,4 +1,5 @@
-"""Writes docs/reference/cli.md from the help of the commands themselves.
+"""Writes docs/reference: cli.md from the help of the commands themselves, files.md from the module
+that names the files of a run, and the schema of experiment files from their dataclasses.
 
 A flag that several commands share is printed once; a command names the group that it is in, and
 prints what is different there.
@@ -7,6 +8,7 @@ prints what is different there.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -15,11 +17,13 @@ from pathlib import Path
 
 os.environ.update(COLUMNS="100", NO_COLOR="1", TERM="dumb")
 
+import muster.run.folder
+from muster.cli.experiment_schema import experiment_schema
 from muster.cli.main import COMMANDS
 from muster.cli.main import main as run_command
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS
 
-TARGET = Path(__file__).parent / "reference" / "cli.md"
+TARGET = Path(__file__).parent / "reference"
 
 HEAD = """# Commands and flags
 
@@ -29,6 +33,21 @@ printed once, where they come first; `muster COMMAND --help-all` shows all flags
 
 Exit codes of every command: 0 all good, 1 some tasks failed, 2 wrong usage, 3 the set-up is
 broken, 75 saved and asking to be started again, 130 interrupted.
+"""
+FILES = """# Files of a run
+
+Made by `python docs/generate_reference.py` from the module that names them; a test compares.
+Everything of a run is in its folder, so a run is copied, moved, sent and removed as folders are.
+`muster status`, `why`, `logs`, `metrics` and `web` only read it.
+
+```text
+{tree}
+```
+
+Where the ledger works on a local disk, that is in `~/.local/state/muster-<uid>`,
+`/var/tmp/muster-<uid>` or below [`MUSTER_LEDGER_DIR`](environment.md). What a command leaves in the
+folder of its task as `result.json`, a JSON object, is the result of the task. What the files of a
+training hold is on [its page](../train.md#the-run-folder).
 """
 _TITLE = re.compile(r"^\S.*:$")
 
@@ -95,9 +114,20 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def files() -> str:
+    _, _, tree = (muster.run.folder.__doc__ or "").partition("\n\n")
+    return FILES.format(tree=tree.rstrip())
+
+
+def schema() -> str:
+    """That of experiment files."""
+    return json.dumps(experiment_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
+    pages = {"cli.md": page(), "files.md": files(), "experiment.schema.json": schema()}
     if "--stdout" in sys.argv:
-        sys.stdout.write(page())
+        sys.stdout.write("".join(pages.values()))
     else:
-        TARGET.parent.mkdir(exist_ok=True)
-        TARGET.write_text(page())
+        for name, text in pages.items():
+            (TARGET / name).write_text(text)

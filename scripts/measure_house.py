@@ -22,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 KINDS = {"sweep", "map", "train", "agent", "run"}
 #: The places of the tree from which a value begins its trip.
 WORKLOAD, TRAINING = "run_workload", "run_training"
+#: What every package stands on; a call of it hands nothing over (docs/decisions/0032).
+GROUND = ("base", "run")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -231,7 +233,16 @@ class Trip:
 
     @property
     def climbs(self) -> int:
-        heights = [self.house.height.get(name.split(".")[1], 0) for name in self.visited]
+        return self._climbs(self.visited)
+
+    @property
+    def above_ground(self) -> tuple[int, int]:
+        """The rooms and the climbs of the same trip where modules of GROUND are passed over."""
+        rooms = [name for name in self.rooms if name.split(".")[1] not in GROUND]
+        return len(rooms), self._climbs([name for name in self.visited if name in rooms])
+
+    def _climbs(self, visited: Sequence[str]) -> int:
+        heights = [self.house.height.get(name.split(".")[1], 0) for name in visited]
         return sum(b > a for a, b in itertools.pairwise(heights))
 
     def _enter(self, name: str, function: Function, value: set[str]) -> None:
@@ -382,8 +393,12 @@ def measured(house: House) -> dict[str, int]:
         "edits of argv": len(edits(house)),
         "rooms of the workload's trip": len(workload.rooms),
         "climbs of the workload's trip": workload.climbs,
+        "  rooms above base and run": workload.above_ground[0],
+        "  climbs above base and run": workload.above_ground[1],
         "rooms of the training's trip": len(training.rooms),
         "climbs of the training's trip": training.climbs,
+        "  its rooms above base and run": training.above_ground[0],
+        "  its climbs above base and run": training.above_ground[1],
         "lines of muster": num_lines("muster")(house),
         "lines of recipes": num_lines("muster_recipes")(house),
         "flags shown by train --help": flags[0],

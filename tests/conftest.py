@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import gc
 import os
 import signal
 import subprocess
@@ -35,6 +37,13 @@ for _name in ("SIGINT", "SIGTERM", "SIGHUP"):
     if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
+# Where PYTHONDONTWRITEBYTECODE is set, every process that a test starts would compile Muster anew,
+# which is a third of its work. What has not changed is not compiled again.
+_TESTS = Path(__file__).parent
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    for _folder in (_TESTS.parent / "src", _TESTS):
+        compileall.compile_dir(_folder, quiet=2)
+
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = (
     "PYTEST_",
@@ -61,15 +70,27 @@ _OF_PROCESSES = ("chaos", "integration")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before ``-m`` is looked at."""
-    tests = Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(tests).parts[0]
+        folder = item.path.relative_to(_TESTS).parts[0]
         if item.get_closest_marker("alone") and folder != "integration":
             raise pytest.UsageError(f"{item.nodeid}: `alone` is looked for in integration only")
         if folder in _OF_PROCESSES and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.thorough)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.property)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """What is rewritten is kept as bytecode; the garbage collector leaves out what will stay."""
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = writes_none
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -145,9 +166,11 @@ def _threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 def _processes(before: set[int]) -> list[psutil.Process]:
     """Processes that are ours by descent or by their mark, began since, and have not ended."""
+    if not (begun := set(psutil.pids()) - before):
+        return []
     ours = {process.pid for process in psutil.Process().children(recursive=True)}
     found = []
-    for pid in set(psutil.pids()) - before:
+    for pid in begun:
         try:
             process = psutil.Process(pid)
             if process.status() == psutil.STATUS_ZOMBIE:

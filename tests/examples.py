@@ -1,4 +1,4 @@
-"""How many examples a property test draws: few and the same, or many and random."""
+"""How many examples a property test draws: few and the same, random ones, or many of these."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import Any
 
 from hypothesis import settings
 
-#: `make test-all` chooses it with --hypothesis-profile.
-RANDOM = "random"
-_TIMES_WHEN_RANDOM = 2
-
-# A newcomer's first `make test` must not draw an example that nobody has seen before.
-settings.register_profile("fixed", deadline=None, derandomize=True)
-settings.register_profile(RANDOM, deadline=None, derandomize=False, print_blob=True)
+# A newcomer's first `make test` must not draw an example that nobody has seen before. max_examples
+# says how many a profile draws for each hundred that a test asks for.
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=100)
+#: `make test-all` and `make test-slow` choose theirs with --hypothesis-profile.
+for _name, _times in (("random", 1), ("long", 10)):
+    settings.register_profile(
+        _name, deadline=None, derandomize=False, print_blob=True, max_examples=100 * _times
+    )
 
 
 def examples(count: int, **others: Any) -> settings:
-    """``count`` examples that are always the same; twice as many random ones in `make test-all`.
+    """``count`` examples that are always the same; random ones in `make test-all`, ten times as
+    many in `make test-slow`.
 
     A failing random example is printed with the line that pins it (``@reproduce_failure``).
     ``others`` are further settings of Hypothesis.
     """
-    is_random = not settings().derandomize
-    return settings(max_examples=count * (_TIMES_WHEN_RANDOM if is_random else 1), **others)
+    return settings(max_examples=count * settings().max_examples // 100, **others)

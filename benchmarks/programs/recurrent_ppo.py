@@ -262,7 +262,7 @@ def with_sb3(args: Any) -> dict[str, Any]:
 
 def market_face(args: Any) -> Callable[[], Any]:
     """Makes the options market as a Gymnasium environment, without any wrapper."""
-    from muster.rl.gymnasium_face import EnvFace
+    from muster.rl.gymnasium_envs import EnvFace
 
     bars, config = market(args), market_config(args)
     shared = Exchange.of(bars, config, torch.device("cpu"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.api.fit import fit as fit
+    from muster.api.launch import sweep as sweep
     from muster.api.map import map as map
     from muster.api.recipe import AgentRecipe as AgentRecipe
     from muster.api.recipe import MapRecipe as MapRecipe
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from muster.api.recipe import RecipeTask as RecipeTask
     from muster.api.recipe import TrainRecipe as TrainRecipe
     from muster.api.runs import Run as Run
-    from muster.api.sweep import sweep as sweep
     from muster.base.errors import MissingPackageError as MissingPackageError
     from muster.base.errors import MusterError as MusterError
     from muster.base.errors import PlanMismatchError as PlanMismatchError
@@ -66,7 +66,7 @@ _PUBLIC = {
     "log": "muster.base.metric_log",
     "map": "muster.api.map",
     "seed_of": "muster.pipeline.stages",
-    "sweep": "muster.api.sweep",
+    "sweep": "muster.api.launch",
 }
 
 __all__ = [

@@ -27,7 +27,6 @@ from muster.rl.environment import (
     VectorEnv,
 )
 from muster.rl.evaluation import Episodes, play, summary
-from muster.rl.intervals import Interval, interval, median_interval
 from muster.rl.policy import (
     ActorCritic,
     Policy,
@@ -37,22 +36,22 @@ from muster.rl.policy import (
     orthogonal_lstm,
 )
 from muster.rl.sequences import SequencePlan, lstm_outputs, plan_sequences, run_lstm, step_lstm
-from muster.rl.statistics import Normaliser
+from muster.rl.statistics import Interval, Normaliser, interval, median_interval
 from muster.rl.task import AgentTask
 
 if TYPE_CHECKING:
+    from muster.rl.gymnasium_envs import EnvFace as EnvFace
+    from muster.rl.gymnasium_envs import Maker as Maker
+    from muster.rl.gymnasium_envs import VectorEnvFace as VectorEnvFace
     from muster.rl.gymnasium_envs import make_gymnasium as make_gymnasium
-    from muster.rl.gymnasium_face import EnvFace as EnvFace
-    from muster.rl.gymnasium_face import Maker as Maker
-    from muster.rl.gymnasium_face import VectorEnvFace as VectorEnvFace
     from muster.rl.gymnasium_vector import GymnasiumEnvs as GymnasiumEnvs
 
 #: Imported on first use: they need Gymnasium.
 _WITH_GYMNASIUM = {
-    "EnvFace": "muster.rl.gymnasium_face",
+    "EnvFace": "muster.rl.gymnasium_envs",
     "GymnasiumEnvs": "muster.rl.gymnasium_vector",
-    "Maker": "muster.rl.gymnasium_face",
-    "VectorEnvFace": "muster.rl.gymnasium_face",
+    "Maker": "muster.rl.gymnasium_envs",
+    "VectorEnvFace": "muster.rl.gymnasium_envs",
     "make_gymnasium": "muster.rl.gymnasium_envs",
 }
 
@@ -105,3 +104,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module 'muster.agents' has no attribute {name!r}") from None
     return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WITH_GYMNASIUM])

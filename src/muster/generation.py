@@ -19,6 +19,7 @@ from muster.pipeline.engines.engine import (
     Request,
     RequestError,
     Sampling,
+    check_engine,
     shared,
 )
 from muster.pipeline.sources.hub import is_hub_reachable, use_cache_if_unreachable
@@ -35,6 +36,7 @@ __all__ = [
     "Request",
     "RequestError",
     "Sampling",
+    "check_engine",
     "is_hub_reachable",
     "on_device",
     "shared",

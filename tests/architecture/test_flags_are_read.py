@@ -32,18 +32,18 @@ PAGES = [
 pytestmark = pytest.mark.thorough
 #: Groups of a command line, which are attributes of what it was parsed to.
 GROUPS = {
-    "shown": "muster.cli.gang_flags.GangShownFlags", "space": "muster.cli.flags.SpaceFlags",
+    "shown": "muster.cli.gang.GangShownFlags", "space": "muster.cli.flags.SpaceFlags",
     "sharing": "muster.cli.commands.sweep.SharingFlags",
     "own": "muster.cli.train_flags.TrainFlags",
     "places": "muster.cli.map_flags.MapPlaces", "again": "muster.cli.commands.resume._RetryFlags",
-    "job": "muster.cli.commands.resume._JobFlags",
+    "job": "muster.cli.commands.resume._JobFlags", "start": "muster.cli.commands.start._Start",
 }  # fmt: skip
 #: A protocol, and whose fields it asks for.
 PROTOCOLS = {"muster.api.placing.DeviceChoice": "muster.api.options.DeviceOptions"}
 #: Owner and field → a module and the words in it that use the field.
 PROOFS: dict[tuple[str, str], tuple[str, str]] = {
     ("muster.api.options.GangOptions", "executor"): (
-        "muster.cli.gang_flags", 'options.get("executor", "local")',
+        "muster.cli.gang", 'options.get("executor", "local")',
     ),
     ("muster.cli.commands.sweep.TargetPlace", "target"): (
         "muster.cli.commands.sweep", "target, words = split_target(",
@@ -56,6 +56,12 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("muster.cli.train_flags.TaskPlace", "task"): (
         "muster.cli.train_flags", "name, words = split_target(",
+    ),
+    ("muster.train.config.TrainConfig", "model_seed"): (
+        "muster.rank.state", "if config.model_seed is None",
+    ),
+    ("muster.rl.config.PpoConfig", "model_seed"): (
+        "muster.rank.state", "if config.model_seed is None",
     ),
     ("muster.cli.questions.LaunchFlags", "kind"): (
         "muster.cli.questions", 'answers["kind"]',

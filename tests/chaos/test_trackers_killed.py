@@ -41,7 +41,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def processes_of(name: str) -> list[psutil.Process]:
-    words = ("muster.api.trackers.process", name)
+    words = ("muster.api.trackers.guard", name)
     mine = psutil.Process().children()
     return [one for one in mine if all(word in command_line(one).split() for word in words)]
 

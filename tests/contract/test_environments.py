@@ -12,8 +12,7 @@ from tests.unit.rl.batched_cartpole import MASKED, BatchedCartPole
 from torch import Tensor
 
 from muster.rl.environment import ACTION_MASK, Discrete, Observation, Outcome, Place, VectorEnv
-from muster.rl.gymnasium_envs import GymnasiumEnvs, make_gymnasium
-from muster.rl.gymnasium_face import VectorEnvFace
+from muster.rl.gymnasium_envs import GymnasiumEnvs, VectorEnvFace, make_gymnasium
 
 Maker = Callable[[Place], VectorEnv]
 Make = Callable[..., VectorEnv]

@@ -1,7 +1,8 @@
 """Docs that cannot lie: every command shown runs, every link leads somewhere.
 
 A page is a Markdown file at the top or under ``docs``. Its blocks run in the order of the page, in
-one temporary folder; files, folder and exported variables carry over from block to block.
+one temporary folder; files, folder and exported variables carry over from block to block. There are
+``examples`` in it, as in a clone.
 
 - A ``bash`` block runs whole, under ``set -euo pipefail``; of a ``console`` block, the lines that
   start with ``$ `` (and what a trailing backslash continues) run, the rest is what one sees.
@@ -10,12 +11,14 @@ one temporary folder; files, folder and exported variables carry over from block
     <!-- file: train.py -->            the block is written to this file (any language)
     <!-- exit: 1 -->                   the block ends with this code instead of 0
     <!-- not run: needs two hosts -->  skipped, for a reason that is not empty
+    <!-- needs: hydra -->              skipped where this module cannot be imported
 
 Not promised: output shown is not compared with output seen.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -40,7 +43,7 @@ ELSEWHERE = re.compile(r"^\s*(?:\$ )?(make \w|git clone\b|(?:python3? -m )?pip3?
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)[^`]*$")
 _COMMENT = re.compile(r"^\s*<!--\s*(?P<key>[a-z][a-z ]*?)\s*(?::\s*(?P<value>.*?))?\s*-->\s*$")
-_KEYS = ("file", "exit", "not run")
+_KEYS = ("file", "exit", "not run", "needs")
 
 
 class PageError(Exception):
@@ -57,6 +60,7 @@ class Block:
     file: str | None = None
     exit_code: int = 0
     not_run: str | None = None
+    needs: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -112,6 +116,7 @@ def blocks(text: str) -> Iterator[Block]:
             file=asked.values.get("file"),
             exit_code=int(asked.values.get("exit", "0")),
             not_run=asked.values.get("not run"),
+            needs=asked.values.get("needs"),
         )
 
 
@@ -157,6 +162,7 @@ def run_page(text: str, folder: Path) -> int:
     work, state = folder / "page", folder / "state.sh"
     work.mkdir()
     state.write_text(f"cd {shlex.quote(str(work))}\n")
+    (work / "examples").symlink_to(ROOT / "examples")
     num_run = 0
     for block in page:
         if block.not_run:
@@ -297,8 +303,12 @@ FIRST = ROOT / "README.md"
     ids=_name,
 )
 def test_every_command_runs(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
     try:
-        run_page(page.read_text(), tmp_path)
+        needed = {block.needs for block in blocks(text) if block.needs}
+        if absent := [name for name in sorted(needed) if importlib.util.find_spec(name) is None]:
+            pytest.skip(f"not installed: {', '.join(absent)}")
+        run_page(text, tmp_path)
     except PageError as error:
         pytest.fail(f"{_name(page)}, {error}")
 

@@ -7,9 +7,10 @@ import time
 
 import pytest
 import torch
+from tests.one_block import sample_block
 
 from muster_recipes.ssm import sampler_cuda
-from muster_recipes.ssm.sampler import Block, BlockResult, Moments, sample_block, sample_blocks
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments, sample_blocks
 
 pytestmark = pytest.mark.gpu
 

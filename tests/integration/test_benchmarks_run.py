@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-#: Libraries; what made a fixture.
-NO_BENCHMARKS = {"measuring", "dashboard_peers", "record_digits_grid"}
+#: Libraries; what made a fixture; what runs the others.
+NO_BENCHMARKS = {"measuring", "dashboard_peers", "record_digits_grid", "all"}
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in NO_BENCHMARKS)
+#: The last test below runs it, with the others' table.
+NAMES.remove("makespan")
 #: More than ten seconds each: for `make test-slow`.
 LONG = {
-    "chaos", "cluster_overhead", "dashboard", "ddp_throughput", "faults", "generate",
-    "house_overhead", "launch", "map_overhead", "plan_error", "ray_overhead", "resume",
-    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble", "trackers",
+    "chaos", "cluster_overhead", "dashboard", "ddp_throughput", "farm_overhead", "faults",
+    "generate", "house_overhead", "launch", "map_overhead", "plan_error", "ray_overhead", "resume",
+    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble",
+    "startup", "trackers",
 }  # fmt: skip
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 
@@ -36,3 +39,18 @@ def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") >= 3
     assert json.loads(record.read_text())
+
+
+def test_one_table_has_the_goals_of_all_that_were_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "all.py", "--quick", "--only", "makespan", "--to", "to"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [goal] = json.loads((tmp_path / "to/makespan.json").read_text())["goals"]
+    assert goal["what"] == "makespan, × the bound"
+    assert f"makespan   {goal['what']}  {goal['wanted']}" in done.stdout

@@ -20,11 +20,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import jsonschema
 import pytest
 from tests.programs import slow_task
 
 import muster
-from muster.api.gangs import Script, renewal
+from muster.api.gangs import GangWork, Script
 from muster.api.options import GangOptions
 from muster.cli.main import COMMANDS, main
 from muster.run.folder import RunFolder
@@ -36,11 +37,13 @@ Main = Callable[..., CompletedProcess[str]]
 #: Commands that do not take a run, or only start one: other tests are about them.
 STARTERS = {
     "sweep", "run", "map", "train", "verify", "launch", "slurm-script", "doctor", "devices",
-    "track", "web", "completion",
+    "queue", "track", "web", "completion", "start", "init", "mcp",
 }  # fmt: skip
 #: Commands that only look; they leave the folder as it is. What they are given besides the run.
 LOOKERS: dict[str, tuple[str, ...]] = {
     "status": (),
+    "attach": (),
+    "wait": (),
     "why": (),
     "list": (),
     "best": (),
@@ -101,7 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _write_program_run(folder: RunFolder) -> None:
     argv = ("muster", "run", "p.py")
-    renew = renewal(folder, Script(path="p.py"), GangOptions(), "run", {}, {}, argv)
+    renew = GangWork(folder=folder, program=Script(path="p.py")).renewal(GangOptions(), argv)
     with open_run(folder, renew, node=0) as session:
         session.begin(ranks=["cpu:0", "cpu:1"])
         session.end(exit_code=0)
@@ -554,3 +557,56 @@ def test_cancel_ends_a_program_on_many_ranks(muster_main: Main, tmp_path: Path) 
         assert process.wait(timeout=120) == 130
     assert muster_main("status", "r").stdout.startswith("r: stopped\n")
     assert not (tmp_path / "r" / "ledger.sqlite").exists()
+
+
+# ---------------------------------------------------------------------- JSON
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "json"
+#: Commands whose JSON is read here, and of which kinds of run they have any.
+WITH_JSON: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("status", "why", "errors", "metrics", "devices", "cancel"), KINDS),
+    "report": ("sweep",), "plan": FARMS,
+}  # fmt: skip
+
+
+def _schema(name: str) -> Any:
+    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_bytes()))
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
+def test_json_is_as_its_schema_says(
+    finished: Path, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """docs/reference/json holds what scripts may rely on: a key that goes away breaks them."""
+    schema = _schema(command)
+    monkeypatch.chdir(finished)
+    for kind in WITH_JSON[command]:
+        more = ("--out", str(tmp_path / "page")) if command == "report" else ()
+        capsys.readouterr()
+        assert main([command, f"runs/{kind}", *more, "--json"]) == 0
+        schema.validate(json.loads(capsys.readouterr().out))
+
+
+def test_json_of_what_begins_is_as_its_schema_says(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished)
+    (finished / "e.toml").write_text('command = "sweep"\ntarget = "f.py:f"\ngrid.x = [1]\n')
+    sweep = ["sweep", "f.py:f", "--grid", "x=1", "--dry-run"]
+    mapped = ["map", "s.py:stage", "--input", "in.jsonl", "--output", "p.jsonl", "--dry-run"]
+    for name, words in (
+        ("sweep.dry-run", sweep), ("map.dry-run", mapped), ("list", ["list"]),
+        ("start.dry-run", ["start", "e.toml", "--dry-run"]), ("devices", ["devices"]),
+    ):  # fmt: skip
+        schema = jsonschema.Draft202012Validator(
+            json.loads((SCHEMAS / f"{name}.json").read_bytes())
+        )
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        schema.validate(json.loads(capsys.readouterr().out))
+
+
+def test_every_schema_is_one() -> None:
+    for path in SCHEMAS.glob("*.json"):
+        jsonschema.Draft202012Validator.check_schema(json.loads(path.read_bytes()))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.conftest import MusterCli
 from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
@@ -147,9 +148,11 @@ def test_exit_code_1_then_retry_runs_the_failed_ones_only(place: Place) -> None:
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else words,
 )
-def test_exit_code_2_for_wrong_usage(place: Place, words: list[str]) -> None:
-    text = place.muster(*words, code=2)
-    assert "Traceback" not in text
+def test_exit_code_2_for_wrong_usage(
+    place: Place, muster_main: MusterCli, words: list[str]
+) -> None:
+    done = muster_main(*words)
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
     assert not (place.path / "runs").exists()
 
 

@@ -109,7 +109,7 @@ def test_two_runs_on_a_host_do_not_share_a_gpu(host: Path) -> None:
     )
     first = subprocess.Popen([sys.executable, "-c", call])
     leases = host / "leases"
-    while not list(leases.glob("*.json")) or len(list(leases.glob("*.json"))) < 2:
+    while not list(leases.glob("*.claim")) or len(list(leases.glob("*.claim"))) < 2:
         time.sleep(0.02)
     run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="second")
     assert first.wait() == 0

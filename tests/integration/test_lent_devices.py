@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.old_runs.old_runs import unpack
 from tests.unit.api.test_lending import facts
 
 from muster.api.runs import Run
+from muster.run.folder import RunFolder
 
 Main = Callable[..., subprocess.CompletedProcess[str]]
 
+OLD_RUNS = Path(__file__).parents[1] / "fixtures/old_runs"
 SOURCE = """
 import os, pathlib, time
 
@@ -181,6 +184,26 @@ def test_a_gpu_goes_from_one_run_to_another(
     again = [int(step) for seed, step in place.began[3:]]
     assert len(again) == 1 and again[0] > 0, f"it goes on from its checkpoint: {seeds}"
     assert Run(place.run).status().counts["done"] == 2
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", ["sweep", "map", "train", "agent"])
+def test_a_dry_run_shows_the_devices_that_are_typed(
+    kind: str, tmp_path: Path, muster_main: Main
+) -> None:
+    """It showed those that `muster devices` was asked for where the run was begun with the same."""
+    unpack(OLD_RUNS / f"0.1.0/{kind}-stopped.tar.xz", tmp_path)
+    folder = RunFolder(tmp_path / f"runs/{kind}-stopped")
+    begun = "cpu:2" if kind == "train" else "cpu:1"
+    against = {"devices": begun, "gpu_ids": None, "max_gpus": None}
+    devices = [f"cpu:{number}" for number in range(5)]
+    record = {"kind": "cpu", "devices": devices, "labels": devices, "against": against}
+    folder.devices_json.write_text(json.dumps(record))
+    words = ("resume", str(folder.path), "--dry-run")
+    asked, typed = muster_main(*words), muster_main(*words, "--devices", begun)
+    assert asked.returncode == typed.returncode == 0, asked.stderr + typed.stderr
+    assert ", cpu:4" in asked.stdout and "cpu:4" not in typed.stdout
+    assert json.loads(folder.devices_json.read_bytes()) == record
 
 
 @pytest.mark.quick

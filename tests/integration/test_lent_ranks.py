@@ -133,7 +133,7 @@ REFUSED = {"ending": "refused", "message": "a NaN"}
 def test_only_ranks_that_could_not_begin_go_back(
     word: dict[str, str], ending: dict[str, Any], wanted: str
 ) -> None:
-    assert _refusal_to_begin(GangEnding(exit_code=2, **ending), word) == wanted
+    assert _refusal_to_begin(GangEnding(exit_code=2, word=word, **ending)) == wanted
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from tests.conftest import MusterCli
 from tests.programs import read_program
 
 import muster
@@ -258,6 +258,22 @@ def test_stage_by_stage_gives_the_same_records(place: Path) -> None:
     words = ("--input", "in.jsonl", "--output", "b.jsonl", "--stage-by-stage", "--dry-run")
     again = run("stages.py:STEPS", *words, *ON)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_map_that_has_only_stages_so_far_is_looked_at_by_its_own_name(
+    place: Path, muster_main: MusterCli
+) -> None:
+    write(place / "in.jsonl", 20)
+    words = ("--input", "in.jsonl", "--output", "b.jsonl", "--stage-by-stage")
+    assert run("stages.py:STEPS", *words, *ON).returncode == 0
+    folder = run_folder(place)
+    for path in (folder / "run.json", *folder.glob("stages/*/published.json")):
+        path.unlink()  # as if it was killed before its last stage
+    stages = sorted(path.name for path in (folder / "stages").iterdir())
+    (folder / "stages" / stages[-1] / "logs" / "worker-0.log").write_text("of the last one\n")
+    assert muster_main("status", str(folder), "--watch").stdout.startswith(stages[-1])
+    assert "worker-0: of the last one\n" in muster_main("logs", str(folder), "-n", "1").stdout
+    assert "nothing to cancel" in muster_main("cancel", str(folder)).stdout
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -556,11 +572,13 @@ def test_an_output_of_somebody_else_is_not_touched(place: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], text: str) -> None:
+def test_mistakes_are_told_before_anything_starts(
+    place: Path, muster_main: MusterCli, words: list[str], text: str
+) -> None:
     write(place / "in.jsonl", 3)
     (place / "empty.jsonl").write_text("")
     (place / "wide.jsonl").write_text('{"x": 1}\n', encoding="utf-16")
-    done = run(*words)
+    done = muster_main("map", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
@@ -581,37 +599,12 @@ def test_a_malformed_line_is_named_by_file_and_line(place: Path) -> None:
 
 
 @pytest.mark.quick
-def test_a_dry_run_starts_nothing(place: Path) -> None:
+def test_a_dry_run_starts_nothing(place: Path, muster_main: MusterCli) -> None:
     write(place / "in.jsonl", 640)
     words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", "--dry-run")
-    done = run(*words, *ON, "--json")
+    done = muster_main("map", *words, *ON, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["records"], plan["chunks"], plan["is_new"]) == (640, 2, True)
     assert "x" in plan["columns"]
     assert not (place / "runs").exists()
-
-
-def test_killed_at_random_moments_the_output_is_the_same(place: Path) -> None:
-    write(place / "in.jsonl", 400)
-    words = ("stages.py:unhurried", "--input", "in.jsonl", "--batch-size", "4", *ON)
-    words = (*words, "--output", "out.jsonl", "--chunk-rows", "60")
-    rng = random.Random(3)
-    for _ in range(4):
-        seen = len(notes(place))
-        more = rng.randint(20, 80)
-        with running(*words) as process:
-            wait_for(lambda: len(notes(place)) > seen + more or process.poll() is not None)  # noqa: B023
-            victim = rng.choice([process.pid, int(notes(place)[-1][1])])
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
-            if victim == process.pid:
-                process.wait()
-            else:
-                time.sleep(0.2)
-    last = run(*words)
-    assert last.returncode == 0, last.stderr
-    expected = "".join(
-        json.dumps({"id": n, "x": n, "y": n * n}, separators=(",", ":")) + "\n" for n in range(400)
-    )
-    assert (place / "out.jsonl").read_text() == expected

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.conftest import MusterCli
 
 
 def run(*words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
@@ -73,12 +74,12 @@ def test_the_number_of_workers_changes_no_byte(place: Path) -> None:
     assert max(versions) == 3  # two rounds of improvement were needed
 
 
-def test_data_sets_are_listed_and_described() -> None:
-    listed = run("reasoning", "--list-datasets", "--json")
+def test_data_sets_are_listed_and_described(muster_main: MusterCli) -> None:
+    listed = muster_main("map", "reasoning", "--list-datasets", "--json")
     assert listed.returncode == 0, listed.stderr
     names = {row["key"] for row in json.loads(listed.stdout)}
     assert names >= {"gsm8k", "math_qa", "math", "asdiv", "aqua", "numina_math", "arith"}
-    told = run("reasoning", "--dataset-info", "numina_math")
+    told = muster_main("map", "reasoning", "--dataset-info", "numina_math")
     assert told.returncode == 0, told.stderr
     assert "AI-MO/NuminaMath-1.5" in told.stdout
 
@@ -97,10 +98,10 @@ def test_data_sets_are_listed_and_described() -> None:
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(
-    place: Path, words: tuple[str, ...], text: str
+    place: Path, muster_main: MusterCli, words: tuple[str, ...], text: str
 ) -> None:
     (place / "there.jsonl").write_text('{"question": "1+1"}\n')
-    done = run("reasoning", *words)
+    done = muster_main("map", "reasoning", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -164,8 +164,15 @@ time.sleep(600)
 )
 
 
-@pytest.mark.parametrize("start", ["exec", "fork"])
-@pytest.mark.parametrize("victim", ["launcher", "agent"])
+@pytest.mark.parametrize(
+    ("victim", "start"),
+    [
+        ("launcher", "fork"),
+        ("agent", "exec"),
+        pytest.param("launcher", "exec", marks=pytest.mark.slow),
+        pytest.param("agent", "fork", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_survives_a_kill(victim: str, start: str, tmp_path: Path) -> None:
     write(tmp_path, GRANDCHILDREN)
     with started(tmp_path, "--devices", "cpu:2", "--start", start, "train.py") as launcher:
@@ -489,13 +496,13 @@ def fail():
 CALL = """
 import sys
 from pathlib import Path
-from muster.api.gangs import Entry, GangAudience, run_gang
+from muster.api.gangs import Entry, GangAudience, GangWork, run_gang
 from muster.api.options import GangOptions
 from muster.run.folder import RunFolder
 name, params, start = eval(sys.argv[1])
 audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print, warn=print)
-ending = run_gang(RunFolder(Path("out")), Entry(target=f"work:{name}", params=params),
-                  GangOptions(devices="cpu:4", start=start), audience)
+work = GangWork(folder=RunFolder(Path("out")), program=Entry(target=f"work:{name}", params=params))
+ending = run_gang(work, GangOptions(devices="cpu:4", start=start), audience)
 print("torch" in sys.modules)
 print("\\n".join(ending.report))
 sys.exit(ending.exit_code)

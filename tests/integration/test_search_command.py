@@ -163,6 +163,14 @@ def test_a_search_becomes_a_study_of_optunas(run: Path, muster_main: Main) -> No
     assert study.best_trial.number == 0 and study.best_value == 1.0
     states = {trial.state.name for trial in study.trials}
     assert states == {"COMPLETE", "PRUNED"}
+    with closing(sqlite3.connect("runs/it/ledger.sqlite")) as ledger:
+        rows = ledger.execute("SELECT started_s, started_s + seconds FROM attempts").fetchall()
+    assert min(trial.datetime_start.timestamp() for trial in study.trials) == pytest.approx(
+        min(begin for begin, _ in rows)
+    )
+    assert max(trial.datetime_complete.timestamp() for trial in study.trials) == pytest.approx(
+        max(end for _, end in rows)
+    ), "the times are those of the work, not of the export"
     again = muster_main("export", "runs/it", "--to", "study.db")
     assert again.returncode == 2 and "already exists" in again.stderr
     assert muster_main("export", "runs/it", "--to", "none/study.db").returncode == 2

@@ -29,6 +29,22 @@ def run(moved: str, ctx):
         ctx.checkpoint(state)
     return {"quality": quality}
 
+def killed(moved: str, ctx):
+    # Where it is to rest it is killed when it has saved, and before anybody knows.
+    state = ctx.restore() or {"step": 0, "a": 0.9, "b": 0.9}
+    while state["step"] < 40:
+        state, quality = climb(state, moved)
+        ctx.log(state["step"], quality=quality)
+        try:
+            ctx.checkpoint(state)
+        except BaseException:
+            mark = Path(f"killed-{ctx.task}-{state['step']}")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), 9)
+            raise
+    return {"quality": quality}
+
 if __name__ == "__main__":
     import time
     saved = Path(os.environ["MUSTER_CHECKPOINT_DIR"], "state.json")
@@ -83,6 +99,24 @@ def test_it_beats_every_constant_setting_and_says_by_which_schedule(
     page = (tmp_path / "runs" / "it" / "report" / "index.html").read_text()
     assert f"The settings of trial {best['trial']}, in their order" in page
     assert "began with the checkpoint of a better one" in muster_main("status", "runs/it").stdout
+
+
+def test_one_that_is_killed_before_its_rest_is_known_goes_no_step_further(
+    tmp_path: Path, muster_main: Main
+) -> None:
+    """Two hundred kills of a search have shown heirs that began a step behind the mark."""
+    (tmp_path / "climb.py").write_text(CLIMB)
+    found = []
+    for name in ("run", "killed"):
+        done = muster_main(
+            "sweep", f"climb.py:{name}", *SEARCH, "--stop", "pbt:min=4,max=40",
+            "--search-seed", "4", *FLAGS[:-1], f"runs/{name}", "--retries", "100",
+        )  # fmt: skip
+        assert done.returncode == 0, done
+        [best] = json.loads(muster_main("best", f"runs/{name}", "--json").stdout)
+        found.append((best["values"], best["schedule"]))
+    assert found[0] == found[1]
+    assert len([*tmp_path.glob("killed-*")]) > 5
 
 
 def test_a_program_goes_on_from_what_another_has_saved(tmp_path: Path, muster_main: Main) -> None:

@@ -181,17 +181,22 @@ def test_another_count_of_elements_is_refused(
 
 
 def test_every_element_that_is_there_is_collected(
-    target: Path, muster_cli: MusterCli, tmp_path: Path
+    target: Path, muster_cli: MusterCli, muster_main: MusterCli, tmp_path: Path
 ) -> None:
     """Also those beyond the count that the array was sent with last."""
     prepare(muster_cli, target)
+    assert muster_main("wait", "run").returncode == 2, "it has not begun"
     for number in range(4):
         seed(muster_cli, target, number)
+        waited = muster_main("wait", "run")
+        assert waited.returncode == (75 if number < 3 else 0)
+        assert "bring the results here: muster collect run" in waited.stdout
     record = tmp_path / "run/elements/array.json"
     record.write_text(json.dumps({"elements": 2, "job_id": None}))
     collected = muster_cli("collect", "run")
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert "8 new results; 8 done, 0 failed, 0 not there yet" in collected.stdout
+    assert muster_main("wait", "run").stdout == "run: done\n"
 
 
 def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(

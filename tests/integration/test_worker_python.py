@@ -67,13 +67,21 @@ def test_a_python_that_cannot_run_workers_is_refused_before_anything(
 ) -> None:
     (tmp_path / "work.py").write_text(WORK)
     words = ("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r")
-    for python in ("nowhere/bin/python", "/bin/false", "/bin/true", str(tmp_path)):
+    for python in ("nowhere/bin/python", "/bin/false", "/bin/true", str(tmp_path), "no-python"):
         done = muster_main(*words, "--python", python)
-        assert done.returncode == 3
-        assert f"--python {python} cannot run workers: " in done.stderr
-        assert "index out of range" not in done.stderr
-        assert "Hint: name a Python 3.11 or newer" in done.stderr
+        assert done.returncode == 2
+        assert f"--python {python} is not a Python interpreter: " in done.stderr
+        assert "Hint: name a Python 3.11 or newer, or an environment's folder" in done.stderr
+        assert "pip" not in done.stderr
         assert not (tmp_path / "r").exists()
+    lacking = tmp_path / "lacking"  # a Python in which orjson cannot be imported
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['orjson'] = None\n")
+    lacking.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    lacking.chmod(0o755)
+    done = muster_main(*words, "--python", str(lacking))
+    assert done.returncode == 3
+    assert f"--python {lacking} cannot run workers: " in done.stderr
+    assert f"what is missing there: {lacking} -m pip install orjson" in done.stderr
     done = muster_main(*words[:1], *words[2:], "--python", ".venv", "--", "echo", "{x}")
     assert done.returncode == 2 and "has no effect on a command" in done.stderr
     assert "Hint: name it in the command: -- " in done.stderr

@@ -24,7 +24,7 @@ from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
 from muster.api.trackers.tracker import check_installed
-from muster.api.workload import Numbers, Workload
+from muster.api.workload import Workload
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as, write_json
 from muster.base.errors import SetupError, UsageError
@@ -37,6 +37,7 @@ from muster.farm.collect import (
 )
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.plan import Numbers
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord

@@ -21,7 +21,6 @@ from muster.api.train import (
     check_job,
     job_of_target,
     plan_training,
-    renewal_of,
     run_training,
     tell_task,
 )
@@ -117,6 +116,7 @@ def train_here(
     on. Raises what ``fit`` raises.
     """
     options = options or GangOptions()
+    options.refuse_watching("this process was not started by Muster's launcher", "drop it.")
     check_installed(options.log_to)
     check_job(job, options)
     folder = job.folder
@@ -140,7 +140,7 @@ def train_here(
         return Trained(folder=folder, exit_code=_code(train()), ending=None, results=None)
     if options.restart:
         move_aside(folder, job.kind, say)
-    renew = renewal_of(job, GangOptions(), ())
+    renew = job.work().renewal(GangOptions(), ())
     with open_run(folder, renew, node=0) as session:
         num_ranks = 1 if topology is None else topology.world_size
         session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])

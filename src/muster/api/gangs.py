@@ -5,36 +5,48 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.lending import Lending, as_wanted
+from muster.api.lending import Lending
+from muster.api.limits import limited, refuse_to_begin
+from muster.api.notify import Cause, check_places, notifying
 from muster.api.options import GangOptions, SweepOptions
-from muster.api.placing import device_request, remarks, slots_of
+from muster.api.placing import (
+    as_wanted,
+    device_request,
+    remarks,
+    slots_of,
+    wait_of,
+    would_place,
+)
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import UsageError
-from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.leases import Lease, place_and_lease
-from muster.devices.placement import Placement, Slot, place
+from muster.devices.leases import Lease
+from muster.devices.placement import Placement, Slot
+from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Slots
 from muster.farm.task import SlotSpec
-from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang
+from muster.gang.handle import SupervisorHandle
+from muster.gang.launch import GangEnding, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run
+from muster.run.state import last_word
 from muster.slurm.commands import typed_for_job
 
 __all__ = ["Entry", "GangEnding", "Script"]
@@ -49,6 +61,33 @@ class GangAudience:
     say: Callable[[str], None] = lambda line: None
     warn: Callable[[str], None] = lambda line: None
     argv: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangWork:
+    """What ranks do, and in which folder; ``about``: what else the run's record says of it."""
+
+    folder: RunFolder
+    program: Script | Entry
+    kind: Kind = "run"
+    code: Code = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def renewal(self, options: GangOptions, argv: Sequence[str]) -> Renew:
+        """The record of a start, which replaces that of the run, except for its id and its age."""
+
+        def renew(before: RunRecord | None) -> RunRecord:
+            if before is not None:
+                before.check_kind(self.kind, self.folder)
+            spec = {"program": dataclasses.asdict(self.program), **self.about}
+            now = new_record(
+                self.folder, self.kind, options, spec=spec, code=dict(self.code), argv=tuple(argv)
+            )
+            if before is None:
+                return now
+            return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
+
+        return renew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,42 +124,34 @@ def choose_start(program: Script | Entry, options: GangOptions) -> Start:
     return "fork" if isinstance(program, Entry) and sys.platform == "linux" else "exec"
 
 
-def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) -> GangPlan:
+def plan_gang(work: GangWork, options: GangOptions) -> GangPlan:
     """The first half of a run: what would be started, where. It changes nothing and takes no lease.
 
     Raises what placing raises, and UsageError inside another launcher.
     """
-    _refuse_inside()
-    check_installed(options.log_to)
-    settings, options = read_settings(), _as_asked(folder, options)
+    _check(options)
+    settings, options = read_settings(), as_wanted(work.folder, options)
     inventory = discover(settings)
-    placement = place(
+    placement = would_place(
         _request(options, inventory),
         inventory,
-        per_gpu=1,
-        gpus_per_task=1,
-        cpu_count=settings.cpu_count,
+        settings,
         force=options.force or settings.is_task,
-        own_pids=lineage(),
+        waits=options.wait_s > 0,
     )
-    return _plan(folder, program, options, placement, settings)
+    return _plan(work, options, placement, settings)
 
 
 def run_gang(
-    folder: RunFolder,
-    program: Script | Entry,
+    work: GangWork,
     options: GangOptions,
     audience: GangAudience,
     *,
-    kind: Kind = "run",
-    code: Code | None = None,
-    about: Mapping[str, Any] | None = None,
     supervisor: SupervisorHandle | None = None,
     kept: dict[str, Lease] | None = None,
 ) -> GangEnding:
     """Run a gang to its end; whatever happens, nothing it started is left running.
 
-    ``kind``, ``code`` and ``about`` go into run.json as what was asked for;
     ``supervisor``: one that was started early (its ``forks`` must suit the options), closed at the
     end in any case; ``kept``: leases by GPU, which a start that moves leaves to the next one.
 
@@ -130,25 +161,36 @@ def run_gang(
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         if supervisor is not None:
             stack.callback(supervisor.close)
-        _refuse_inside()
-        check_installed(options.log_to)
+        _check(options)
         settings = read_settings()
-        here = _as_asked(folder, options)
+        folder = work.folder
+        # On every node: one that begins alone would wait for the others.
+        has_limits = bool(options.limits) and (options.restart or not _is_finished(work))
+        if has_limits:
+            refuse_to_begin(folder, options, requests, is_new=options.restart)
+        here = as_wanted(folder, options)
         kept = {} if kept is None else kept
         has_moved = bool(kept)
-        placement, leases = _take(here, folder.name, settings, kept)
+        placement, leases = _take(here, folder.name, settings, kept, audience.say)
         kept.clear()
         for lease in leases:
             devices.enter_context(lease)
-        plan = _plan(folder, program, here, placement, settings)
+        plan = _plan(work, here, placement, settings)
+        workers = _as_workers(options)
+        slots = slots_of(plan.placement, workers)
+        every_s, node = options.monitor_interval_s, options.node_rank
+        has_gpus = any(slot.devices for slot in slots)
+        options.check_idle(has_gpus=has_gpus, records=every_s > 0)
+        if has_limits and options.wait_s:  # the queue may have taken hours
+            refuse_to_begin(folder, options, requests, is_new=options.restart)
         # In a job from an older muster, ``argv`` is what its script calls on the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
-        renew = renewal(folder, program, options, kind, code or {}, about or {}, words)
         if options.restart:
-            move_aside(folder, kind, audience.say)
-        session = stack.enter_context(open_run(folder, renew, node=options.node_rank))
+            move_aside(folder, work.kind, audience.say)
+        renew = work.renewal(options, words)
+        session = stack.enter_context(open_run(folder, renew, node=node))
         stopped: list[str] = []
-        if options.node_rank == 0:
+        if node == 0:
             stack.enter_context(
                 tracking(
                     folder, options.log_to, audience.warn,
@@ -157,34 +199,47 @@ def run_gang(
             )  # fmt: skip
         for line in plan.lines():
             audience.say(line)
-        uuids = {uuid for slot in plan.slots for uuid in slot.device_uuids}
-        every_s, node = options.monitor_interval_s, options.node_rank
-        stack.enter_context(
-            record_run(folder, uuids, every_s, settings, audience.warn, node_rank=node)
-        )
-        session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(code or {}))
-        hear, warn = audience.hear, audience.warn
-        workers = _as_workers(options)
-        slots = slots_of(plan.placement, workers)
         lending = devices.enter_context(closing(Lending(folder, workers, settings, slots, leases)))
-        can_move = kind in ("train", "agent") and options.num_nodes == 1
+        stack.enter_context(
+            record_run(folder, lending.uuids, every_s, settings, audience.warn, node_rank=node)
+        )
+        notify = options.notify if node == 0 else ()
+        notifier = stack.enter_context(notifying(folder, notify, audience.warn))
+
+        def tell(cause: Cause, line: str) -> None:
+            notifier.tell(cause, line)
+            audience.warn(line)
+
+        def hear_remark(line: str) -> None:
+            tell("stalled", line) if line.startswith("stalled: ") else audience.warn(line)
+
+        session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(work.code))
+        hear = audience.hear
+        can_move = work.kind in ("train", "agent") and options.num_nodes == 1
         if can_move:
             lending.forget_other_choice()
 
         def moves() -> bool:
             """Whether somebody has asked for other devices, which the next start takes."""
+            lending.touch()
             asked = session.asked() if can_move else []
             events = [event for ask in asked for event in lending.hear(ask)]
             wanted = [event.wanted for event in events if isinstance(event, Slots)]
             return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(slots)
 
-        ending = launch_gang(
-            supervisor, _spec(plan, program), hear, warn, session.is_cancelled, moves
-        )
+        many = len(slots) * options.num_nodes
+        keeping = limited(folder, options, session, requests, lambda: many, partial(tell, "budget"))
+        with keeping if has_limits and node == 0 else nullcontext():
+            ending = launch_gang(
+                supervisor, _spec(plan, work.program), hear,
+                hear_remark, session.is_cancelled, moves,
+            )  # fmt: skip
         if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
             # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
-        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
+        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v and k != "word"}
+        if ending.word.get("ending") == "restart" and not ending.stopped_by:
+            fields["starts_again"] = True
         try:
             session.end(**{"exit_code": 0, **fields})
         except OSError as error:  # how it ended is known all the same
@@ -194,7 +249,17 @@ def run_gang(
             kept |= lending.keep()
             devices.pop_all()
         devices.close()  # others may have them while trackers get the rest
+        if ending.stall:
+            notifier.tell("stalled", f"{folder.path}: {ending.stall}")
+        if not ending.is_moving and ending.word.get("ending") != "restart":
+            words = ending.report[0] if ending.report else f"exit code {ending.exit_code}"
+            notifier.tell("ended", f"{folder.path}: {words}", ending.exit_code)
         return ending
+
+
+def _is_finished(work: GangWork) -> bool:
+    """Whether it is a training that would only say that it is finished."""
+    return work.kind != "run" and last_word(work.folder).get("ending") == "finished"
 
 
 def _devices_of(slots: Sequence[SlotSpec]) -> tuple[int, set[str]]:
@@ -228,8 +293,7 @@ def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
 
 
 def _plan(
-    folder: RunFolder,
-    program: Script | Entry,
+    work: GangWork,
     options: GangOptions,
     placement: Placement,
     settings: Settings,
@@ -243,31 +307,18 @@ def _plan(
     if threads is None or settings.is_task:  # of a task they are its worker's, all it has
         threads = max(1, (threads or settings.cpu_count) // num_here)
     return GangPlan(
-        folder=folder,
+        folder=work.folder,
         options=options,
         placement=dataclasses.replace(placement, slots=slots),
-        start=choose_start(program, options),
+        start=choose_start(work.program, options),
         threads_per_rank=threads,
     )
 
 
 def _as_workers(options: GangOptions) -> SweepOptions:
     """The choice of devices as a sweep would make it."""
-    many = options.devices if options.num_ranks is None else str(options.num_ranks)
     return SweepOptions(
-        devices=many, gpu_ids=options.gpu_ids, max_gpus=options.max_gpus, force=options.force,
-        restart=options.restart,
-    )  # fmt: skip
-
-
-def _as_asked(folder: RunFolder, options: GangOptions) -> GangOptions:
-    """The options with the devices that somebody has asked for since the command was given."""
-    workers = _as_workers(options)
-    chosen = as_wanted(folder, workers)
-    if chosen is workers:
-        return options
-    return dataclasses.replace(
-        options, devices=chosen.devices, gpu_ids=chosen.gpu_ids, max_gpus=None, num_ranks=None
+        **options.choice, force=options.force, is_chosen_anew=options.is_chosen_anew
     )
 
 
@@ -286,22 +337,24 @@ def _request(options: GangOptions, inventory: Inventory) -> DeviceRequest:
 
 
 def _take(
-    options: GangOptions, run_name: str, settings: Settings, kept: Mapping[str, Lease]
+    options: GangOptions,
+    run_name: str,
+    settings: Settings,
+    kept: Mapping[str, Lease],
+    say: Callable[[str], None],
 ) -> tuple[Placement, list[Lease]]:
-    inventory = discover(settings)
-    return place_and_lease(
-        _request(options, inventory),
-        inventory,
-        per_gpu=1,
-        gpus_per_task=1,
+    return lease_in_turn(
+        _request(options, discover(settings)),
+        settings,
         force=options.force,
         run_name=run_name,
-        settings=settings,
         kept=kept,
+        wait=wait_of(options, say),
     )
 
 
-def _refuse_inside() -> None:
+def _check(options: GangOptions) -> None:
+    """Refuse what needs no look at devices or folders; a dry run does as well."""
     here = read_topology()
     if here is not None:
         raise UsageError(
@@ -309,26 +362,6 @@ def _refuse_inside() -> None:
             "started: a gang inside every rank would make more ranks than there are devices.",
             hint="start muster outside the launcher, or unset RANK and WORLD_SIZE.",
         )
-
-
-def renewal(
-    folder: RunFolder,
-    program: Script | Entry,
-    options: GangOptions,
-    kind: Kind,
-    code: Code,
-    about: Mapping[str, Any],
-    argv: Sequence[str],
-) -> Renew:
-    """The record of this start, which replaces that of the run, except for its id and its age."""
-
-    def renew(before: RunRecord | None) -> RunRecord:
-        if before is not None:
-            before.check_kind(kind, folder)
-        spec = {"program": dataclasses.asdict(program), **about}
-        now = new_record(folder, kind, options, spec=spec, code=dict(code), argv=tuple(argv))
-        if before is None:
-            return now
-        return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
-
-    return renew
+    options.check_price()
+    check_places(options.notify)
+    check_installed(options.log_to)

@@ -25,8 +25,8 @@ from muster.base.codec import check_storable, write_json
 from muster.base.errors import MusterError, NotTried, TargetError, cause_of
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
-from muster.farm.coordinator import Request
 from muster.farm.events import Event
+from muster.farm.plan import Request
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder

@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from muster.api.earlier_work import move_aside
 from muster.api.housekeeping import Housekeeping, Rehearsal
-from muster.api.lending import Lending, as_wanted
-from muster.api.options import SweepOptions
-from muster.api.placing import placement_lines, slots_of, take_devices, would_take
-from muster.api.plans import check_same_plan, choose_folder, renewal
+from muster.api.lending import Lending
+from muster.api.limits import limited
+from muster.api.notify import Notifier, check_places, notifying
+from muster.api.options import SearchOptions, SweepOptions, options_of_call
+from muster.api.placing import (
+    as_wanted,
+    gpus_per_worker,
+    placement_lines,
+    slots_of,
+    take_devices,
+    would_take,
+)
+from muster.api.plans import check_same_plan, choose_folder, refuse_past_limits, renewal
+from muster.api.recipe import Recipe
 from muster.api.runs import Run
-from muster.api.search_records import gpus_per_worker
+from muster.api.search import search_of_command, search_of_function
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
-from muster.api.workload import Workload
+from muster.api.workload import (
+    Workload,
+    check_executor_for,
+    in_folder,
+    of_command,
+    of_function,
+    of_recipe,
+    of_target_text,
+)
 from muster.base.clock import SystemClock
-from muster.base.code import code_id
-from muster.base.errors import SetupError, UsageError
-from muster.base.settings import read_settings
-from muster.base.signals import listening
-from muster.devices.discovery import why_lost
-from muster.devices.packing import MemorySampler
+from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.settings import Settings, read_settings
+from muster.base.signals import listening, stop_code
+from muster.base.target import ref_of, refuse_while_imported
 from muster.devices.placement import Placement
-from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
-from muster.farm.decisions import Policy
-from muster.farm.executors.base import Assignment, PilotLeft
+from muster.farm.decisions import Policy, RetryPolicy
 from muster.farm.executors.cluster import look_every_s
-from muster.farm.executors.table import check_executor, make_executor
-from muster.farm.executors.worker_process import interpreter, worker_python
-from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.store import Ledger
-from muster.farm.leftover import dismiss, settle
-from muster.farm.lifecycle import RetryPolicy
-from muster.farm.metric_source import STDOUT
-from muster.farm.task import SlotSpec, TargetSpec
+from muster.farm.executors.table import make_executor
+from muster.farm.plan import Ending, Hooks
+from muster.farm.space import Space
+from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
+from muster.farm.work import Work, work_off
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, plain_options, read_run
@@ -89,8 +103,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
 
     Raises what ``muster.sweep`` raises before it starts anything.
     """
-    _check_executor(workload, options)
-    check_installed(options.log_to)
+    _check(workload, options)
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
     if not is_new:
@@ -109,16 +122,21 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
-    _check_executor(workload, options)
-    check_installed(options.log_to)
+    _check(workload, options)
     settings = read_settings()
     folder = choose_folder(workload, options)
+    workload = in_folder(workload, folder)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
+        refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, options)
-        placement, leases = take_devices(chosen, folder.name, settings)
+        placement, leases = take_devices(chosen, folder.name, settings, audience.say)
         slots = slots_of(placement, chosen)
         lending = Lending(folder, options, settings, slots, leases)
         devices.callback(lending.close)
+        has_gpus, interval_s = bool(lending.uuids()), options.monitor_interval_s
+        options.check_idle(has_gpus=has_gpus, records=interval_s > 0)
+        if options.wait_s:  # the queue may have taken hours
+            refuse_past_limits(folder, workload, options, requests)
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)
@@ -134,115 +152,107 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         stack.enter_context(
             tracking(folder, options.log_to, audience.warn, is_urgent=lambda: bool(requests.reason))
         )
-        ledger = open_ledger(folder, settings)
-        stack.callback(ledger.close)
-        uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
-        interval_s = options.monitor_interval_s
-        stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
+        stack.enter_context(record_run(folder, lending.uuids, interval_s, settings, audience.warn))
+        views: list[RunView] = []
+        notifier = stack.enter_context(notifying(folder, options.notify, audience.warn))
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         housekeeping = Housekeeping(
             folder, session, options, settings, slots, SystemClock(), requests, rehearsal, lending,
         )  # fmt: skip
-        with housekeeping:
-            ending = _coordinate(workload, options, ledger, housekeeping, audience)
+        hooks = Hooks(
+            show=partial(_show_and_keep, audience.show, views, notifier),
+            requests=housekeeping.requests,
+            housekeeping=housekeeping.do,
+            clock=housekeeping.clock,
+            asked=housekeeping.asked,
+        )
+        say = _say_nothing if workload.is_map else audience.say
+        work = _work(workload, options, folder, slots, settings)
+        rate = _gpus_per_worker(options, slots)
+        with limited(
+            folder, options, session, requests, lambda: rate * _num_at_work(views[-1:]),
+            partial(_warn_and_tell, audience.warn, notifier),
+        ):  # fmt: skip
+            ending = work_off(work, hooks, session, say=say, beside=housekeeping)
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
         devices.close()  # others may have them while the table or the output is written
         workload.finish(folder, ending)
-    _check_usable(folder, ending, options)
-    if rehearsal is not None and rehearsal.error is not None:
-        raise rehearsal.error
-    return Run(folder.path, ending=ending)
+        run = Run(folder.path, ending=ending)
+        problem = _unusable(folder, ending, options)
+        if problem is None and rehearsal is not None:
+            problem = rehearsal.error
+        code = run.exit_code if problem is None else problem.exit_code
+        session.over(code)
+        _tell_of_end(notifier, run, ending, code)
+    if problem is not None:
+        raise problem
+    return run
 
 
-def _check_executor(workload: Workload, options: SweepOptions) -> None:
-    check_executor(options.executor)
-    if options.python is not None:
-        if options.executor != "local":
-            raise UsageError(
-                f"--python chooses the interpreter of workers on this machine, and has no effect "
-                f"with --on {options.executor}.",
-                hint="drop one of them; if the run was begun with --python, by typing its command "
-                "again without it.",
-            )
-        if any(spec.kind == "command" for spec in workload.targets):
-            raise UsageError(
-                "--python chooses the interpreter of functions, and has no effect on a command.",
-                hint=f"name it in the command: -- {interpreter(options.python)} train.py …",
-            )
-        worker_python(options.python)
-    search = workload.search
-    if search is not None and search.stopping.rule != "none" and options.executor == "inline":
-        raise UsageError(
-            "--stop has no effect with --on inline: no message is read while a task runs.",
-            hint="drop one of them.",
-        )
-    if search is not None and search.budget.cost is not None and options.per_gpu == "auto":
-        raise UsageError(
-            "--max-cost needs to know how many workers share a GPU, and --per-gpu auto does not.",
-            hint="write a number, such as --per-gpu 3, or limit the search with --search-time 2h.",
-        )
-    if options.executor == "inline" and any(
-        spec.metrics_from.startswith(f"{STDOUT}:") for spec in workload.targets
-    ):
-        raise UsageError(
-            "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none.",
-            hint="drop one of them.",
-        )
+def _show_and_keep(show: Show, views: list[RunView], notifier: Notifier, view: RunView) -> None:
+    """``views``: the first one, which has what earlier starts have left, and the last."""
+    views[1:] = [view]
+    if view.num_failed > views[0].num_failed:
+        notifier.tell("failure", f"{view.name}: the first task has failed")
+    show(view)
 
 
-def _coordinate(
+def _warn_and_tell(warn: Callable[[str], None], notifier: Notifier, line: str) -> None:
+    notifier.tell("budget", line)
+    warn(line)
+
+
+def _tell_of_end(notifier: Notifier, run: Run, ending: Ending, code: int) -> None:
+    if run.folder.whole != run.path and run.folder.published_json.exists():
+        if not ending.stop_signal:
+            return  # the next stage of a map begins, also where some records have failed
+        code = stop_code(ending.stop_signal)
+    counts = ", ".join(f"{n:,} {state.name.lower()}" for state, n in ending.counts.items() if n)
+    text = f"{run.folder.whole}: {counts or 'nothing to do'}; exit code {code}"
+    notifier.tell(*(("paused", ending.paused) if ending.paused else ("ended", text)), code)
+
+
+def _num_at_work(views: Sequence[RunView]) -> int:
+    """The workers that hold their devices; those that start may wait in a queue."""
+    lines = [line for view in views for line in view.workers]
+    return sum(line.state in ("running", "idle", "ending") for line in lines)
+
+
+def _check(workload: Workload, options: SweepOptions) -> None:
+    check_executor_for(workload, options)
+    options.check_price()
+    check_places(options.notify)
+    check_installed(options.log_to)
+
+
+def _work(
     workload: Workload,
     options: SweepOptions,
-    ledger: Ledger,
-    housekeeping: Housekeeping,
-    audience: Audience,
-) -> Ending:
-    folder, clock = housekeeping.folder, housekeeping.clock
-    numbers = _number_targets(ledger, workload)
-    targets = {numbers[spec.name]: spec for spec in workload.targets}
-    left, num_again = _settle(folder, ledger, workload, options, targets)
-    num_again += _open_stopped(ledger, workload, numbers)
-    if num_again and not workload.is_map:
-        audience.say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
-    assignment = Assignment(
+    folder: RunFolder,
+    slots: tuple[SlotSpec, ...],
+    settings: Settings,
+) -> Work:
+    drive = workload.drive
+    rate = _gpus_per_worker(options, slots)
+    return Work(
         folder=folder,
-        run_id=own_id(folder).text,
-        targets=targets,
-        held_mib=MemorySampler(housekeeping.settings).used_by,
-        why_lost=partial(why_lost, housekeeping.settings),
+        settings=settings,
+        targets=workload.targets,
+        code_id=workload.code_id,
+        plan_id=workload.plan_id,
+        total=workload.total,
+        feed=workload.feed,
+        drive=None if drive is None else lambda n: drive(folder, n, SystemClock(), rate),
+        policy=policy_of(options, workload.retry, is_search=drive is not None),
+        slots=slots,
+        reopens=workload.reopens,
+        make_executor=partial(make_executor, options.executor),
+        has_pilots=options.executor == "slurm",
         cluster=options.cluster,
-        left=left,
         python=options.python,
     )
-    plan = Plan(
-        folder=folder,
-        targets=targets,
-        slots=housekeeping.slots,
-        policy=policy_of(options, workload.retry, is_search=workload.drive is not None),
-        total=0 if workload.drive else workload.total,
-        feed=workload.feed(numbers),
-        driver=None
-        if workload.drive is None
-        else workload.drive(folder, numbers, clock, _gpus_per_worker(options, housekeeping.slots)),
-        plan_id=workload.plan_id,
-        code=code_id(workload.code) or None,
-        held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
-    )
-    hooks = Hooks(
-        show=audience.show,
-        requests=housekeeping.requests,
-        housekeeping=housekeeping.do,
-        clock=clock,
-        asked=housekeeping.asked,
-    )
-    labels = [slot.label for slot in plan.slots]
-    journal = housekeeping.session.begin(tasks=workload.total, workers=labels, code=plan.code)
-    executor = make_executor(options.executor, assignment)
-    ending = Coordinator(plan, ledger, executor, journal, hooks).run()
-    housekeeping.session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
-    return ending
 
 
 def _gpus_per_worker(options: SweepOptions, slots: Sequence[SlotSpec]) -> float:
@@ -266,49 +276,6 @@ def policy_of(
     return dataclasses.replace(policy, asks_ahead=False, max_lead=1) if is_search else policy
 
 
-def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
-    """The number of each target in the ledger, by its name; the ledger notes their code too."""
-    ledger.begin()
-    numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
-    for number in numbers.values():
-        ledger.record_code(number, code_id(workload.code))
-    ledger.commit()
-    return numbers
-
-
-def _settle(
-    folder: RunFolder,
-    ledger: Ledger,
-    workload: Workload,
-    options: SweepOptions,
-    targets: Mapping[int, TargetSpec],
-) -> tuple[list[PilotLeft], int]:
-    """Void what a dead coordinator had claimed, except what its pilots have done or still do.
-
-    Returns those pilots, and how many tasks are tried again.
-    """
-    request = options.cluster if options.executor == "slurm" else None
-    ledger.begin()
-    left = settle(folder, ledger, request, targets)
-    num_again = ledger.reopen(workload.reopens) if workload.reopens else 0
-    ledger.commit()
-    if request is None:
-        dismiss(folder)
-    return left, num_again
-
-
-def _open_stopped(ledger: Ledger, workload: Workload, numbers: Mapping[str, int]) -> int:
-    """Tasks that a search has ended early and that a grid names are done after all; how many."""
-    stopped = {} if workload.drive is not None else ledger.stopped()
-    if not stopped:
-        return 0
-    named = [stopped[task.key] for task in workload.feed(numbers) if task.key in stopped]
-    ledger.begin()
-    ledger.reopen_stopped(named)
-    ledger.commit()
-    return len(named)
-
-
 def _check_balance(folder: RunFolder, ending: Ending) -> None:
     if ending.imbalance is not None:
         raise SetupError(
@@ -319,14 +286,16 @@ def _check_balance(folder: RunFolder, ending: Ending) -> None:
         )
 
 
-def _check_usable(folder: RunFolder, ending: Ending, options: SweepOptions) -> None:
+def _unusable(folder: RunFolder, ending: Ending, options: SweepOptions) -> MusterError | None:
+    """Why nobody is left to do what is left; None where somebody is, or nothing is left."""
     ended = sum(n for state, n in ending.counts.items() if state.is_final)
     if ending.unusable and ended < sum(ending.counts.values()):
-        raise SetupError(
+        return SetupError(
             f"No worker is left to run tasks: {ending.unusable}",
             hint=f"see {_where_to_look(folder, options)}; everything finished is saved, so run the "
             "same command again.",
         )
+    return None
 
 
 def _where_to_look(folder: RunFolder, options: SweepOptions) -> Path:
@@ -334,3 +303,94 @@ def _where_to_look(folder: RunFolder, options: SweepOptions) -> Path:
     outputs = folder.job_files.glob("*.out") if options.executor == "slurm" else ()
     told = [path for path in outputs if path.stat().st_size]
     return max(told, key=lambda path: path.stat().st_mtime, default=folder.logs)
+
+
+def sweep(
+    target: Callable[..., Any] | str | Sequence[str] | Recipe,
+    *,
+    grid: Mapping[str, Iterable[Any]] | None = None,
+    zipped: Mapping[str, Iterable[Any]] | None = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    seeds: int | Iterable[int] | None = None,
+    seed_offset: int = 0,
+    config: Any = None,
+    shell: bool = False,
+    metrics_from: str = "",
+    show: Show | None = None,
+    try_: Iterable[Mapping[str, Any]] = (),
+    **options: Any,
+) -> Run:
+    """Run ``target`` once for every parameter set, on every device, and record every result.
+
+    Args:
+        target: a function, ``"file.py:function"``, ``"package.module:function"``, a list of
+            command arguments with ``{name}`` places, or a recipe.
+        grid: values per parameter; all combinations run.
+        zipped: values per parameter that advance together; all lists equally long.
+        rows: parameter sets one by one.
+        seeds: a number of seeds from 0, or the seeds themselves; a task gets its ``seed``.
+        seed_offset: added to every seed.
+        config: a recipe's configuration; its defaults without one.
+        shell: hand a command to ``sh -c``.
+        metrics_from: where a command that logs nothing has its numbers over time:
+            ``"stdout:REGEX"`` with named groups, or ``"tensorboard:DIR"`` below the task's folder.
+        show: called about ten times a second with a picture of the run, a ``RunView``; without
+            one, a notebook shows it below the cell.
+        try_: first guesses of a search, as mappings.
+        options: see ``SweepOptions`` (``devices="auto"``, ``retries=1``, ``run_dir=…``), and for a
+            search ``SearchOptions``: ``space={"lr": muster.Space.log(1e-5, 1e-1)}``,
+            ``maximize="accuracy"``, ``trials=100``, ``sampler``, ``stop``. ``seeds`` are then the
+            replicates of each trial, and ``grid``, ``zipped`` and ``rows`` cannot be given.
+
+    Returns:
+        The run; ``run.results()`` is the table. Calling again with the same arguments continues.
+
+    Raises:
+        UsageError: the call is wrong. TargetError: the target cannot be loaded or called.
+        PlanMismatchError: the run folder holds another plan. SetupError: this machine or disk
+        cannot do it. Failed tasks raise nothing: they are rows of the table.
+    """
+    refuse_while_imported("muster.sweep")
+    if metrics_from and (isinstance(target, str | Recipe) or callable(target)):
+        raise UsageError("metrics_from is for a command; a function logs with ctx.log.")
+    for name in ("maximize", "minimize", "constraint"):
+        if isinstance(options.get(name), str):
+            options[name] = (options[name],)
+    if guesses := [orjson.dumps(dict(guess)).decode() for guess in try_]:
+        options["tries"] = tuple(guesses)
+    made, search = options_of_call("sweep", options, SweepOptions, SearchOptions)
+    search.check_used()
+    made = search.limiting(made)
+    space = Space.from_values(
+        grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset
+    )
+    if search.is_search:
+        if grid or zipped or rows is not None or config is not None:
+            raise UsageError(
+                "A search chooses its settings: grid, zipped, rows and config have no place in it.",
+                hint="put what they hold into space, as choice(...).",
+            )
+        replicates = None if space.seeds is None else tuple(space.seeds)
+        if isinstance(target, Recipe):
+            raise UsageError(
+                f"{target.name} is a recipe, which has a plan of its own: it cannot be searched.",
+                hint="search over the function that it calls.",
+            )
+        if callable(target) or isinstance(target, str):
+            workload = search_of_function(target, search, replicates)
+        else:
+            workload = search_of_command(
+                list(target), search, replicates, shell=shell, metrics_from=metrics_from
+            )
+    elif isinstance(target, Recipe):
+        workload = of_recipe(target, config if config is not None else target.config())
+    elif callable(target):
+        workload = of_function(ref_of(target), space)
+    elif isinstance(target, str):
+        workload = of_target_text(target, space)
+    else:
+        workload = of_command(list(target), space, shell=shell, metrics_from=metrics_from)
+    from muster.api.notebook import watched  # which knows an Audience from here
+
+    with watched(show) as audience:
+        return run_workload(workload, made, audience)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from muster.api.options import SweepOptions
-from muster.api.placing import device_request, per_gpu_of, slots_of, would_take
-from muster.base.atomic_files import write_atomic
-from muster.base.codec import read_as, write_json
+from muster.api.placing import (
+    Wanted,
+    holds,
+    per_gpu_of,
+    read_wanted,
+    slots_of,
+)
+from muster.base.codec import write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
-from muster.base.journal import read_journal
-from muster.base.settings import Settings, read_settings
+from muster.base.settings import Settings
 from muster.devices.device_request import (
     MOST_CPU_WORKERS,
     DeviceRequest,
@@ -28,75 +31,15 @@ from muster.devices.device_request import (
 )
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.leases import Lease, place_and_lease
+from muster.devices.leases import Lease
 from muster.devices.placement import Placement, place
+from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Event, Slots
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder
-from muster.run.requests import Ask, ask
-from muster.run.session import is_held, open_run
-from muster.run.state import is_between_starts
-
-if TYPE_CHECKING:
-    from muster.api.runs import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What ``devices.json`` says. ``devices``: UUIDs, of CPU workers their labels; ``labels``: of
-    the slots; ``against``: the choice of devices in the command, in place of which this was said.
-    """
-
-    kind: str
-    devices: tuple[str, ...]
-    labels: tuple[str, ...]
-    against: Mapping[str, Any]
-
-
-def read_wanted(folder: RunFolder) -> Wanted | None:
-    """What somebody has asked for; None where the devices are those of the command."""
-    if not folder.devices_json.exists():
-        return None
-    return read_as(Wanted, folder.devices_json, "record of the devices")
-
-
-def _choice(options: SweepOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("devices", "gpu_ids", "max_gpus")}
-
-
-def as_wanted(folder: RunFolder, options: SweepOptions) -> SweepOptions:
-    """The options with the devices that somebody has asked for since the command was given."""
-    wanted = None if options.restart else read_wanted(folder)
-    if wanted is None or dict(wanted.against) != _choice(options):
-        return options
-    text, ids = str(len(wanted.devices)), None
-    if wanted.kind == "cpu":
-        text = f"cpu:{text}"
-    elif {device.uuid for device in discover(read_settings()).devices}.issuperset(wanted.devices):
-        text, ids = "auto", ",".join(wanted.devices)
-    # Else on another host, or with other GPUs by now: as many.
-    return dataclasses.replace(options, devices=text, gpu_ids=ids, max_gpus=None)
-
-
-def forget_wanted(folder: RunFolder) -> None:
-    """Let a command that chooses devices go before what was asked for, in all stages of a map.
-
-    Raises SetupError where somebody works on the run.
-    """
-    whole = RunFolder(folder.whole)
-    for path in [whole.devices_json, *whole.stage(0).parent.glob(f"*/{whole.devices_json.name}")]:
-        if path.exists():
-            with open_run(RunFolder(path.parent)):
-                path.unlink(missing_ok=True)
-
-
-def hand_on(before: RunFolder, after: RunFolder) -> None:
-    """Let a stage of a map that has not begun have what was asked for of the one before."""
-    if before.devices_json.exists() and not after.exists():
-        after.create()
-        write_atomic(after.devices_json, before.devices_json.read_bytes())
+from muster.run.requests import Ask
 
 
 class Lending:
@@ -139,7 +82,7 @@ class Lending:
         wanted = read_wanted(self._folder)
         if wanted is None:
             return
-        if dict(wanted.against) != _choice(self._options):
+        if not holds(wanted, self._options):
             self._folder.devices_json.unlink(missing_ok=True)
         elif len(wanted.devices) == len(self._devices) and self._record != wanted:
             self._write()
@@ -183,6 +126,7 @@ class Lending:
 
     def look(self, view: RunView) -> None:
         """Let others have the devices that no worker is on any more."""
+        self.touch(None if view.eta is None else (view.eta.low_s + view.eta.high_s) / 2)
         states = {line.slot: line.state for line in view.workers}
         for key, slots in self._by_key().items():
             is_free = all(states.get(slot.label) == GIVEN_BACK for slot in slots)
@@ -191,9 +135,21 @@ class Lending:
                     if (lease := self._leases.pop(uuid, None)) is not None:
                         lease.release()
 
+    def touch(self, left_s: float | None = None) -> None:
+        """Tell those who wait that the devices are in use, and for how long yet if it is known."""
+        for lease in self._leases.values():
+            lease.touch(left_s)
+
     @property
     def slots(self) -> list[SlotSpec]:
         return self._slots
+
+    def uuids(self) -> set[str]:
+        """The GPUs that it has at this moment, also those that it is giving back. Other threads
+        may call it: what it reads is replaced or appended to, and copied in one step.
+        """
+        by_key = self._by_key()
+        return set(self._leases).union(*(by_key[key][0].devices for key in self._wanted))
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -338,14 +294,13 @@ class Lending:
             )
         options = self._options
         try:
-            placement, leases = place_and_lease(
+            placement, leases = lease_in_turn(
                 DeviceRequest(kind="ids", ids=tuple(uuids), count=count, text=text),
-                inventory,
-                per_gpu=per_gpu_of(options, inventory),
+                self._settings,
+                per_gpu=partial(per_gpu_of, options),
                 gpus_per_task=options.gpus_per_task,
                 force=options.force,
                 run_name=self._folder.name,
-                settings=self._settings,
             )
         except PlacementError as error:
             lines = str(error).partition("\nHint: ")[0].splitlines()[1:]
@@ -395,78 +350,11 @@ class Lending:
             kind="cuda" if self._is_gpu else "cpu",
             devices=self._devices,
             labels=tuple(self._labels(self._wanted)),
-            against=_choice(self._options),
+            against=self._options.choice,
         )
 
     def _write(self) -> None:
         write_json(self._folder.devices_json, self._record)
-
-
-def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> dict[str, Any]:
-    """Ask a run for other devices: ``{"release": 2}``, ``{"add": 2}`` or ``{"only": "0,3"}``.
-
-    ``now``: its tasks there need not end, only reach their next checkpoint. Returns which it
-    "has", "gives_back" and "takes", and "is_at_work"; where nobody works on it, it will begin so.
-    Raises UsageError for what cannot be, and for a run of ranks, and SetupError where it does not
-    answer.
-    """
-    stored, folder = run.stored, run.folder
-    asked = {"devices": dict(what), "now": now}
-    answers: list[Mapping[str, Any]] = []
-    if stored.is_program or (stored.is_gang and stored.options.get("num_nodes", 1) > 1):
-        raise UsageError(
-            f"{run.path} is {stored.kind_name}"
-            + (", whose ranks" if stored.is_program else " on several nodes, whose ranks")
-            + " work in lock-step: their number stays while they run.",
-            hint=f"end it (muster cancel {run.path}), and start it on others.",
-        )
-
-    def is_at_work() -> bool:
-        return is_held(folder) or (stored.is_gang and is_between_starts(folder))
-
-    if is_at_work():
-        answer = ask(folder, asked, is_at_work)
-        answers += [] if answer is None else [answer]
-    if not answers and stored.is_gang:
-        raise UsageError(
-            f"{run.path} is {stored.kind_name}, and nobody works on it.",
-            hint=f"go on with it on other devices: muster resume {run.path} --devices N",
-        )
-    if not answers:
-        answers.append({"is_at_work": False, **_write_down(run, asked)})
-    [found] = answers
-    if "refused" in found:
-        raise UsageError(str(found["refused"]), hint=str(found["hint"]) or None)
-    return {"is_at_work": True, **found}
-
-
-def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Change what the next start of a run begins with."""
-    from muster.api.plans import stored_options
-
-    answers: list[Mapping[str, Any]] = []
-    settings, options = read_settings(), stored_options(run)
-    with open_run(run.folder):
-        placement = would_take(as_wanted(run.folder, options), settings)
-        _refuse_other_host(run.folder, options, placement)
-        lending = Lending(run.folder, options, settings, slots_of(placement, options))
-        with closing(lending):
-            lending.hear(Ask(asked, answers.append))
-    return answers[0]
-
-
-def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Placement) -> None:
-    """UsageError where a run with GPUs would be given CPU workers, because here is no GPU."""
-    starts = [line for line in read_journal(folder.events) if line.get("event") == "start"]
-    labels: list[Any] = (starts[-1].get("workers") if starts else None) or [""]
-    had_gpus = str(labels[0]).startswith("cuda")
-    is_auto = device_request(options).kind == "auto"
-    if had_gpus and is_auto and placement.slots[0].kind == "cpu":
-        raise UsageError(
-            f"{folder.path} had GPUs when it last ran, and this machine shows none.",
-            hint="ask where it will go on, or say it then: "
-            f"muster resume {folder.path} --devices N",
-        )
 
 
 def _not_free(what: str, placement: Placement) -> UsageError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.lending import hand_on
+from muster.api.limits import refuse_to_begin
 from muster.api.map_job import MapJob, Mapped, open_source, workload_of
 from muster.api.map_progress import ProgressCurve, RecordCount
 from muster.api.map_publish import (
@@ -28,8 +28,9 @@ from muster.api.map_publish import (
     size_of,
     tally,
 )
+from muster.api.notebook import watched
 from muster.api.options import MapSettings, SweepOptions, options_of_call
-from muster.api.placing import would_take
+from muster.api.placing import hand_on, would_take
 from muster.api.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError
@@ -40,7 +41,7 @@ from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement
 from muster.farm.canonical import name_with_hash
-from muster.farm.coordinator import Ending
+from muster.farm.plan import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
@@ -112,7 +113,8 @@ def map(
         options=reading,
         settings=settings,
     )
-    return run_map(job, how, Audience() if show is None else Audience(show=show))
+    with watched(show) as audience:
+        return run_map(job, how, audience)
 
 
 def _specs(stages: Any) -> tuple[Any, ...]:
@@ -131,6 +133,8 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     folder = folder_of(job, options)
     check_not_input(job)
     if options.restart:
+        with listening() as requests:
+            refuse_to_begin(folder, options, requests, is_new=True)
         _begin_anew(job, folder, audience)
         options = dataclasses.replace(options, restart=False)
     parts, done = _parts(job, folder), list[Mapped]()
@@ -199,7 +203,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     part, home = _parts(job, folder)[0]
     with tempfile.TemporaryDirectory() as scratch:
         source = open_source(part, Path(scratch))
-        workload = workload_of(part, options, source)
+        workload = workload_of(part, options, source, home)
         return MapPreview(
             folder=folder,
             prepared=prepare(workload, dataclasses.replace(options, run_dir=home.path)),
@@ -213,7 +217,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     check_place(job.output)
     folder.create()
     source = open_source(job, folder.map_input)
-    workload = workload_of(job, options, source)
+    workload = workload_of(job, options, source, folder)
     if folder.exists():
         check_same_plan(folder, read_run(folder), workload, options)
     counts = tally(folder)
@@ -245,6 +249,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
             audience.say("writing the output")
             check_balance(folder, shards)
             published = publish(folder, job, source, counts, growing)
+        ending.is_lacking = published is None or bool(counts.num_rejected)
         if growing is not None:
             growing.close()
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from muster.api.options import MapSettings, SweepOptions
-from muster.api.workload import Numbers, Workload
+from muster.api.workload import Workload
+from muster.base.cells import placed
 from muster.base.code import code_of
 from muster.base.codec import as_read_back
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
+from muster.farm.decisions import RetryPolicy
 from muster.farm.ledger.store import NewTask
-from muster.farm.lifecycle import RetryPolicy
+from muster.farm.plan import Numbers
 from muster.farm.task import Outcome, TargetSpec, TaskState
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sources.source import Selection, Source
@@ -148,11 +149,12 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
+def _plan_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> MapPlan:
     settings = job.settings
+    stages = tuple(replace(s, location=placed(s.location, home.path)) for s in job.stages)
     return MapPlan(
         source=source.describe(),
-        stages=job.stages,
+        stages=stages,
         base_folder=str(Path.cwd()),
         batch_size=settings.batch_size,
         keeps_ids=settings.keeps_ids,
@@ -165,8 +167,9 @@ def _plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
     )
 
 
-def workload_of(job: MapJob, options: SweepOptions, source: Source) -> Workload:
-    fixed, plan = _fixed(job, source.describe()), _plan_of(job, options, source)
+def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
+    """``home``: the folder of the run."""
+    fixed, plan = _fixed(job, source.describe()), _plan_of(job, options, source, home)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         make = payload_and_key(_TARGET.name)
@@ -186,7 +189,7 @@ def workload_of(job: MapJob, options: SweepOptions, source: Source) -> Workload:
         feed=feed,
         parameters=("order", "start", "stop"),
         # Each of eight records in a row with all its tries.
-        retry=dataclasses.replace(_RETRY, breaks_in_a_row=8 * (job.settings.row_retries + 1)),
+        retry=replace(_RETRY, breaks_in_a_row=8 * (job.settings.row_retries + 1)),
         kind="map",
         difference=_differences,
         begin=lambda folder: write_plan(folder.map_json, plan),

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.api.map_job import MapJob
 from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
-from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.farm.view import RunView
@@ -323,3 +322,63 @@ class Growing:
     def add_all(self) -> None:
         for part in parts_of(self._folder):
             self.appender.add(part)
+
+
+# ---------------------------------------------------------------------- whether it adds up
+
+
+class ChunkCounts(NamedTuple):
+    """What a finished chunk says of rows ``start`` to ``stop`` of its shard."""
+
+    order: int
+    start: int
+    stop: int
+    rows_in: int
+    rows_out: int
+    dropped: int
+    rejected: int
+    blank: int = 0
+
+
+def imbalance_of_rows(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
+    """What is wrong with the rows of a map, as `imbalance_of_tasks` says it of a sweep's tasks.
+
+    ``shards`` holds the number of rows of each shard, ``chunks`` all chunks that are finished.
+    """
+    sums = [sum(column) for column in zip(*(chunk[3:] for chunk in chunks), strict=True)]
+    rows_in, rows_out, dropped, rejected, blank = sums or (0, 0, 0, 0, 0)
+    why = _misfit(shards, sorted(chunks))
+    if why is None and rows_in == sum(shards):
+        return None
+    return (
+        f"the source has {sum(shards):,} rows, and the finished chunks account for {rows_in:,} "
+        f"({rows_out:,} records out, {dropped:,} rows dropped, {rejected:,} rejected"
+        + (f", {blank:,} blank lines)" if blank else ")")
+        + ("" if why is None else f": {why}")
+    )
+
+
+def _misfit(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
+    """The first hole, overlap or chunk that does not add up."""
+    at = [0] * len(shards)
+    for chunk in chunks:
+        name = f"rows {chunk.start:,} to {chunk.stop:,} of shard {chunk.order:,}"
+        if not 0 <= chunk.order < len(shards):
+            return f"there is no shard {chunk.order:,}"
+        if chunk.start > at[chunk.order]:
+            missing = f"rows {at[chunk.order]:,} to {chunk.start:,} of shard {chunk.order:,}"
+            return f"{missing} are missing"
+        if chunk.start < at[chunk.order]:
+            return f"{name} are there twice"
+        at[chunk.order] = chunk.stop
+        accounted = chunk.rows_out + chunk.dropped + chunk.rejected + chunk.blank
+        is_whole = chunk.rows_in == chunk.stop - chunk.start
+        if not is_whole or chunk.rows_in > accounted or chunk.dropped > chunk.rows_in:
+            return (
+                f"{name} are {chunk.rows_in:,} in, {chunk.rows_out:,} out, {chunk.dropped:,} "
+                f"dropped and {chunk.rejected:,} rejected"
+            )
+    for order, (end, count) in enumerate(zip(at, shards, strict=True)):
+        if end != count:
+            return f"shard {order:,} ends at row {end:,} of {count:,}"
+    return None

@@ -7,11 +7,14 @@ line; ``Flag`` says what these cannot.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
+from muster.api.limits import LimitOptions
+from muster.api.notify import read_place
 from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
@@ -22,6 +25,9 @@ from muster.search.spec import SamplerName
 from muster.slurm.request import JobRequest
 
 _LOCAL = ("local",)
+#: Where devices are this machine's: a cluster has a queue of its own.
+_HERE = ("local", "inline")
+_WITHOUT_END_S = 3650 * 86_400.0
 
 
 def _count(text: str, flag: str) -> str:
@@ -40,7 +46,11 @@ def _start(text: str, flag: str) -> Start | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """Which devices it runs on."""
+    """Which devices it runs on.
+
+    ``is_chosen_anew``: this goes before what `muster devices` was asked for. It holds for one
+    start, and no record has it.
+    """
 
     devices: Annotated[
         str,
@@ -61,16 +71,47 @@ class DeviceOptions:
     """At most this many GPUs; the CPU where there is none. Instead of --devices."""
     force: bool = False
     """Use GPUs that other processes or other runs hold."""
+    wait_s: Annotated[
+        float,
+        Flag(
+            name="wait", metavar="TIME", read=parse_duration, alone=_WITHOUT_END_S, engines=_HERE,
+            aliases=(Alias(name="no-wait", means=0.0),),
+        ),
+    ] = 0.0  # fmt: skip
+    """Where too few GPUs are free, wait for them in this machine's queue instead of refusing:
+    --wait without end, --wait=2h for two hours at most."""
+    queue_priority: Annotated[int, Flag(engines=_HERE)] = 0
+    """Its rank in the queue, before all else: a negative number lets others go first, a positive
+    one has to be allowed by the administrator."""
+    is_chosen_anew: Annotated[bool, Flag(is_hidden=True)] = False
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """How the command chooses devices."""
+        return {"devices": self.devices, "gpu_ids": self.gpu_ids, "max_gpus": self.max_gpus}
+
+    def choosing(self, devices: str, gpu_ids: str | None) -> Self:
+        """The same options with another choice of devices."""
+        return dataclasses.replace(self, devices=devices, gpu_ids=gpu_ids, max_gpus=None)
 
     def check_devices(self) -> None:
         if self.max_gpus is not None and self.max_gpus < 1:
             raise UsageError(
                 f"--max-gpus {self.max_gpus} leaves no GPU.", hint="use --devices cpu for the CPU."
             )
+        if not 0 <= self.wait_s < math.inf:
+            raise UsageError(f"--wait={self.wait_s:g} is not a time.", hint="write --wait=2h.")
+        if self.wait_s and self.force:
+            raise UsageError(
+                "--wait and --force contradict each other: --force takes GPUs that others hold.",
+                hint="give one of them.",
+            )
+        if self.queue_priority and not self.wait_s:
+            raise UsageError("--queue-priority has no effect without --wait.", hint="add --wait.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptOptions:
+class KeptOptions(LimitOptions):
     """Where a run is kept, what is recorded, and what becomes of the work that is there already."""
 
     run_dir: Annotated[Path | None, Flag(metavar="DIR", aliases=("save-dir",))] = None
@@ -83,11 +124,27 @@ class KeptOptions:
         tuple[str, ...], Flag(metavar="wandb,mlflow,trackio,tensorboard", read=read_trackers)
     ] = ()
     """Trackers that get settings, metrics and results while it runs; see docs/trackers.md."""
+    notify: Annotated[tuple[str, ...], Flag(metavar="command:…|webhook:URL|slack:env:NAME|…")] = ()
+    """Who is told that it has ended, failed for the first time, stalled, paused or reached a limit:
+    command:LINE, webhook:URL, slack:, discord: or ntfy: with env:NAME or file:PATH, mail:ADDRESS.
+    May be given several times; see docs/howto/server.md."""
     allow_changed_code: bool = False
     """Go on with earlier work although the code has changed since; results of old and new code are
     then in one run."""
     restart: bool = False
     """Begin anew; the old run is moved aside, to NAME.before-TIME."""
+
+    def check_kept(self) -> None:
+        """UsageError for a limit or a place to be notified that cannot be."""
+        self.check_limits()
+        for text in self.notify:
+            read_place(text)
+
+    def refuse_watching(self, why: str, hint: str) -> None:
+        """UsageError where nobody would keep a limit or notify."""
+        self.refuse_limits(why, hint)
+        if self.notify:
+            raise UsageError(f"--notify has no effect: {why}.", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +197,11 @@ class SweepOptions(DeviceOptions, KeptOptions):
                 f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto."
             )
         self.check_devices()
+        self.check_kept()
+
+
+#: A search ends by them, and any other run pauses.
+OF_ALL = ("max_cost", "price_per_gpu_hour")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +237,15 @@ class SearchOptions:
     """Begin nothing new after this many hours of all GPUs together; a worker on CPU cores, or with
     --per-gpu auto, counts as one."""
     max_cost: float | None = None
-    """Begin nothing new after the GPU hours have cost this much, by --price-per-gpu-hour."""
+    """In a search: begin nothing new after the GPU hours have cost this much, by
+    --price-per-gpu-hour. In a sweep: pause then."""
     price_per_gpu_hour: float | None = None
     """What an hour of a GPU, or of a worker on CPU cores, costs, in the money of --max-cost."""
+
+    def limiting(self, options: SweepOptions) -> SweepOptions:
+        """The options of a sweep with what is the budget of a search, and a limit of all others."""
+        given = {name: getattr(self, name) for name in OF_ALL}
+        return options if self.is_search else dataclasses.replace(options, **given)
 
     @property
     def is_search(self) -> bool:
@@ -189,7 +257,7 @@ class SearchOptions:
         if self.is_search:
             return
         for one in dataclasses.fields(self):
-            if getattr(self, one.name) != one.default:
+            if one.name not in OF_ALL and getattr(self, one.name) != one.default:
                 flag = {"tries": "try", "search_time_s": "search-time"}.get(one.name, one.name)
                 raise UsageError(
                     f"--{flag.replace('_', '-')} has no effect without a search.",
@@ -278,9 +346,19 @@ class GangOptions(DeviceOptions, KeptOptions):
     slurm: Annotated[JobRequest | None, Flag(is_hidden=True)] = None
 
     def __post_init__(self) -> None:
+        self.check_devices()
+        if self.wait_s and self.num_nodes > 1:
+            raise UsageError(
+                f"--wait waits in the queue of one machine, and --nodes {self.num_nodes} needs its "
+                "GPUs on all of them at once.",
+                hint="drop it.",
+            )
         for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
             _check_least(name.removesuffix("_s"), getattr(self, name), least)
         check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
+        self.check_kept()
+        if self.slurm is not None:
+            self.refuse_watching("SLURM ends the job", "give the job its --time.")
         if self.num_ranks is not None:
             _check_least("nproc_per_node", self.num_ranks, 1)
             if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
@@ -307,6 +385,14 @@ class GangOptions(DeviceOptions, KeptOptions):
                 hint="choose another --run-dir, the same on all nodes.",
             )
 
+    @property
+    def choice(self) -> dict[str, Any]:
+        many = self.devices if self.num_ranks is None else str(self.num_ranks)
+        return {**super().choice, "devices": many}
+
+    def choosing(self, devices: str, gpu_ids: str | None) -> Self:
+        return dataclasses.replace(super().choosing(devices, gpu_ids), num_ranks=None)
+
 
 def _check_least(name: str, value: float, least: int) -> None:
     if value < least:
@@ -330,6 +416,9 @@ def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[A
     given = {**given, **places}
     if "log_to" in given:
         given = {**given, "log_to": as_trackers(given["log_to"])}
+    if "notify" in given:
+        places = given["notify"]
+        given = {**given, "notify": (places,) if isinstance(places, str) else tuple(places or ())}
     return [
         kind(**{name: value for name, value in given.items() if kind_of[name] is kind})
         for kind in kinds

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from muster.api.options import SweepOptions
-from muster.base.errors import UsageError
+from muster.api.options import DeviceOptions, GangOptions, SweepOptions
+from muster.base.atomic_files import write_atomic
+from muster.base.codec import read_as
+from muster.base.errors import PlacementError, UsageError
 from muster.base.processes import family, lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.leases import Lease, place_and_lease
+from muster.devices.leases import Lease
 from muster.devices.packing import CONTEXT_MIB, MemorySampler, workers_that_fit
 from muster.devices.placement import (
     DeviceRequest,
@@ -22,12 +27,17 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
+from muster.devices.waiting import Wait, lease_in_turn, not_free
 from muster.farm.events import Capacity, Event
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView, WorkerLine
+from muster.run.folder import RunFolder
+from muster.run.session import open_run
 from muster.slurm.request import with_defaults
+
+_Options = TypeVar("_Options", SweepOptions, GangOptions)
 
 
 class DeviceChoice(Protocol):
@@ -43,25 +53,88 @@ class DeviceChoice(Protocol):
     def max_gpus(self) -> int | None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What ``devices.json`` says. ``devices``: UUIDs, of CPU workers their labels; ``labels``: of
+    the slots; ``against``: the choice of devices in the command, in place of which this was said.
+    """
+
+    kind: str
+    devices: tuple[str, ...]
+    labels: tuple[str, ...]
+    against: Mapping[str, Any]
+
+
+def read_wanted(folder: RunFolder) -> Wanted | None:
+    """What somebody has asked for; None where the devices are those of the command."""
+    if not folder.devices_json.exists():
+        return None
+    return read_as(Wanted, folder.devices_json, "record of the devices")
+
+
+def holds(wanted: Wanted, options: DeviceOptions) -> bool:
+    """Whether the command still makes the choice in place of which this was asked for."""
+    return not options.is_chosen_anew and dict(wanted.against) == options.choice
+
+
+def as_wanted(folder: RunFolder, options: _Options) -> _Options:
+    """The options with the devices that somebody has asked for since the command was given."""
+    wanted = None if options.restart else read_wanted(folder)
+    if wanted is None or not holds(wanted, options):
+        return options
+    text, ids = str(len(wanted.devices)), None
+    if wanted.kind == "cpu":
+        text = f"cpu:{text}"
+    elif {device.uuid for device in discover(read_settings()).devices}.issuperset(wanted.devices):
+        text, ids = "auto", ",".join(wanted.devices)
+    # Else on another host, or with other GPUs by now: as many.
+    return options.choosing(text, ids)
+
+
+def forget_wanted(folder: RunFolder) -> None:
+    """Let a command that chooses devices go before what was asked for, in all stages of a map.
+
+    Raises SetupError where somebody works on the run.
+    """
+    whole = RunFolder(folder.whole)
+    for path in [whole.devices_json, *whole.stage(0).parent.glob(f"*/{whole.devices_json.name}")]:
+        if path.exists():
+            with open_run(RunFolder(path.parent)):
+                path.unlink(missing_ok=True)
+
+
+def hand_on(before: RunFolder, after: RunFolder) -> None:
+    """Let a stage of a map that has not begun have what was asked for of the one before."""
+    if before.devices_json.exists() and not after.exists():
+        after.create()
+        write_atomic(after.devices_json, before.devices_json.read_bytes())
+
+
 def take_devices(
-    options: SweepOptions, run_name: str, settings: Settings
+    options: SweepOptions,
+    run_name: str,
+    settings: Settings,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Placement, list[Lease]]:
     """The placement and the leases that hold its GPUs; the caller keeps and releases them.
 
-    Raises what `place_and_lease` raises, and UsageError for options without effect on a cluster.
+    Raises what `lease_in_turn` raises, and UsageError for options without effect on a cluster.
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
-    inventory = discover(settings)
-    return place_and_lease(
+    return lease_in_turn(
         device_request(options),
-        inventory,
-        per_gpu=per_gpu_of(options, inventory),
+        settings,
+        per_gpu=partial(per_gpu_of, options),
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         run_name=run_name,
-        settings=settings,
+        wait=wait_of(options, say),
     )
+
+
+def wait_of(options: DeviceOptions, say: Callable[[str], None]) -> Wait:
+    return Wait(most_s=options.wait_s, priority=options.queue_priority, say=say)
 
 
 def would_take(options: SweepOptions, settings: Settings) -> Placement:
@@ -69,15 +142,49 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
     if options.executor in CLUSTERS:
         return _on_cluster(options)
     inventory = discover(settings)
-    return place(
+    return would_place(
         device_request(options),
         inventory,
+        settings,
         per_gpu=per_gpu_of(options, inventory),
         gpus_per_task=options.gpus_per_task,
-        cpu_count=settings.cpu_count,
         force=options.force,
-        own_pids=lineage(),
+        waits=options.wait_s > 0,
     )
+
+
+def would_place(
+    request: DeviceRequest,
+    inventory: Inventory,
+    settings: Settings,
+    *,
+    per_gpu: int = 1,
+    gpus_per_task: int = 1,
+    force: bool,
+    waits: bool,
+) -> Placement:
+    """Where it would run now, or, if it ``waits``, what it would wait for."""
+    taken = not_free(inventory, settings) if waits else {}
+
+    def placed(*, force: bool) -> Placement:
+        return place(
+            request, inventory, per_gpu=per_gpu, gpus_per_task=gpus_per_task,
+            cpu_count=settings.cpu_count, force=force, leased=taken, own_pids=lineage(),
+        )  # fmt: skip
+
+    try:
+        found = placed(force=force)
+    except PlacementError:
+        if not waits:
+            raise
+        found = None
+    has_gpus = any(device.kind == "cuda" for device in inventory.devices)
+    is_on_cpu = found is not None and found.slots[0].kind == "cpu" and request.kind == "auto"
+    if found is None or (waits and has_gpus and is_on_cpu):
+        found = placed(force=True)
+        note = "Too few GPUs are free now, so it would wait; `muster queue` shows who else does."
+        found = dataclasses.replace(found, notes=(*found.notes, note))
+    return found
 
 
 def _on_cluster(options: SweepOptions) -> Placement:
@@ -109,6 +216,7 @@ def _refuse_local(options: SweepOptions) -> None:
         f"--per-gpu {options.per_gpu}": options.per_gpu != 1,
         f"--gpus-per-task {options.gpus_per_task}": options.gpus_per_task != 1,
         "--force": options.force,
+        "--wait": options.wait_s > 0,
     }
     named = [flag for flag, is_given in given.items() if is_given]
     if named:
@@ -125,6 +233,20 @@ def per_gpu_of(options: SweepOptions, inventory: Inventory) -> int:
     modes = {device.compute_mode for device in inventory.devices}
     can_share = inventory.has_mps or "exclusive process" not in modes
     return PerGpuAuto.CAP if can_share else 1
+
+
+def gpus_per_worker(options: Mapping[str, Any], *, has_gpus: bool) -> float:
+    """What an hour of a worker counts in GPU hours. ``options``: as a run's record has them.
+
+    ``has_gpus``: whether workers have GPUs of this machine, which ``--devices auto`` does not tell.
+    A worker on CPU cores counts as one GPU, and so does each with ``--per-gpu auto``, where nobody
+    knows before how many share one.
+    """
+    of_cluster = (options.get("cluster") or {}).get("gpus_per_worker")
+    per_gpu = options.get("per_gpu", 1)
+    if of_cluster or per_gpu == "auto" or not has_gpus:
+        return float(of_cluster or 1)
+    return float(options.get("gpus_per_task", 1) / per_gpu)
 
 
 def device_request(options: DeviceChoice) -> DeviceRequest:

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import check_code
+from muster.api.limits import refuse_to_begin
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
-from muster.api.search import as_search, check_same_search
+from muster.api.search import as_search
 from muster.api.workload import Workload, plan_id_of
 from muster.base import codec
+from muster.base.cells import moved_with
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import PlanMismatchError, SetupError
 from muster.base.settings import job_place
+from muster.base.signals import Requests
 from muster.base.target import TargetRef
 from muster.farm.canonical import decode, encode_canonical, name_with_hash
 from muster.farm.executors.cluster import ClusterRequest
@@ -26,7 +29,7 @@ from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.space import SEED
-from muster.farm.task import TargetSpec
+from muster.farm.task import TargetSpec, TaskState
 from muster.run.folder import RunFolder, default_root
 from muster.run.record import RunRecord, environment, new_record, plain_options
 from muster.run.session import Renew
@@ -44,6 +47,23 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
     name = name_with_hash(options.name or workload.name, workload.digest)
     place = job_place()
     return RunFolder(default_root() / (name if place is None else f"{name}-{place.element}"))
+
+
+def refuse_past_limits(
+    folder: RunFolder, workload: Workload, options: SweepOptions, requests: Requests
+) -> None:
+    """Raise LimitReached where it would pause at once; with no task left it only sums up."""
+    if options.limits and (options.restart or not _has_ended(folder, workload)):
+        refuse_to_begin(folder, options, requests, is_new=options.restart)
+
+
+def _has_ended(folder: RunFolder, workload: Workload) -> bool:
+    """Whether a start would find no task to run."""
+    if not folder.exists():
+        return False
+    counts = Run(folder.path).counts()
+    left = (TaskState.READY, TaskState.CLAIMED, *workload.reopens)
+    return sum(counts.values()) >= workload.total and not any(counts[one] for one in left)
 
 
 def renewal(
@@ -94,8 +114,8 @@ def check_same_plan(
     code is one as soon as there are results of the old code.
     """
     stored.check_kind(workload.kind, folder)
-    if workload.search is not None and stored.fixed.get("target") == workload.fixed["target"]:
-        check_same_search(folder, workload.search)
+    if stored.fixed.get("target") == workload.fixed.get("target"):
+        workload.check(folder)
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
         lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
         other = "--output or --run-dir" if workload.is_map else "--run-dir or --name"
@@ -180,7 +200,10 @@ def stored_workload(run: Run) -> Workload:
             "from its folder alone.",
             hint="run the same call of muster.sweep again with this run_dir; nothing is lost.",
         )
-    targets = tuple(codec.decode(TargetSpec, record) for record in stored.targets)
+    targets = tuple(
+        dataclasses.replace(spec, location=moved_with(spec.location, run.path))
+        for spec in (codec.decode(TargetSpec, record) for record in stored.targets)
+    )
     base = Path(stored.cwd)
     workload = Workload(
         name=stored.name,

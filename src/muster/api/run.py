@@ -14,6 +14,7 @@ from muster.api.gangs import (
     GangAudience,
     GangEnding,
     GangPlan,
+    GangWork,
     Script,
     plan_gang,
     run_gang,
@@ -23,7 +24,7 @@ from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, TargetError
 from muster.farm.canonical import name_with_hash
-from muster.gang.launch import SupervisorHandle
+from muster.gang.handle import SupervisorHandle
 from muster.run.folder import RunFolder, default_root
 from muster.run.record import plain_options, read_run
 from muster.slurm.commands import read_job
@@ -38,7 +39,7 @@ def plan_script(script: Script, options: GangOptions) -> GangPlan:
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(options.run_dir or default_root() / name)
     check_script(folder, script, options)
-    return plan_gang(folder, script, options)
+    return plan_gang(GangWork(folder=folder, program=script), options)
 
 
 def run_script(
@@ -54,12 +55,20 @@ def run_script(
     """
     check_there(script)
     place = options.run_dir
-    plan_gang(RunFolder(place or default_root()), script, options)  # refuse before a folder is made
+    nowhere = GangWork(folder=RunFolder(place or default_root()), program=script)
+    plan_gang(nowhere, options)  # refuse before a folder is made
     if place is not None:
         check_script(RunFolder(place), script, options)
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
-    code = code_of_script(script)
-    return folder, run_gang(folder, script, options, audience, code=code, supervisor=supervisor)
+    work = GangWork(folder=folder, program=script, code=code_of_script(script))
+    try:
+        ending = run_gang(work, options, audience, supervisor=supervisor)
+    except BaseException:
+        if place is None:
+            with suppress(OSError):  # nothing is in it where it has not begun
+                folder.path.rmdir()
+        raise
+    return folder, ending
 
 
 def code_of_script(script: Script) -> Code:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,20 +17,21 @@ from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_SOME_FAILED,
+    MissingPackageError,
     SetupError,
     UnknownNameError,
     UsageError,
 )
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
-from muster.farm.asked import cancel_in
-from muster.farm.coordinator import Ending
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.ledger.store import Ledger
+from muster.farm.plan import Ending
+from muster.farm.steering import cancel_in
 from muster.farm.task import TaskState
 from muster.run import session
-from muster.run.folder import RunFolder
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask, ask_to_cancel
 from muster.run.session import is_held
@@ -38,6 +40,7 @@ from muster.slurm.commands import cancel as scancel
 from muster.slurm.commands import living_job
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
     from muster.api.metrics import Series
@@ -113,7 +116,8 @@ class Run:
         counts = self.counts()
         if counts[TaskState.FAILED] or counts[TaskState.CANCELLED]:
             return EXIT_SOME_FAILED
-        return EXIT_OK if self.ending is None or not self.ending.paused else EXIT_SOME_FAILED
+        is_good = self.ending is None or not (self.ending.paused or self.ending.is_lacking)
+        return EXIT_OK if is_good else EXIT_SOME_FAILED
 
     def counts(self) -> dict[TaskState, int]:
         """Tasks by state, from the ledger; none before they were listed."""
@@ -177,6 +181,14 @@ class Run:
 
         schema, stream = batches(self.folder)
         return pa.Table.from_batches(stream, schema=schema)
+
+    def frame(self) -> pd.DataFrame:
+        """``results()`` as a pandas data frame; MissingPackageError without pandas."""
+        if importlib.util.find_spec("pandas") is None:
+            raise MissingPackageError(
+                "A data frame", "pandas", "pandas", instead="use results(), a pyarrow table"
+            )
+        return self.results().to_pandas()
 
     def series(self, task: str | None = None) -> Iterator[Series]:
         """What the run has logged over time, of one task (its number or the start of its key) or
@@ -388,6 +400,13 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
             hint=f"go on with it: muster resume {stage.folder.whole}; "
             f"look at its first stage: muster status {stage.path}",
         )
+    for path in (Path(text), root / text):
+        if (path / EXPERIMENT_FILE).is_file():
+            listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
+            raise UsageError(
+                f"{path} is an experiment of several phases, each of which is a run.",
+                hint=f"name one of them: {listed}; `muster status {path}` shows them all.",
+            )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import orjson
 
 from muster.api.options import SearchOptions
-from muster.api.search_driver import SEARCH, SearchDriver, Setting, Stored
-from muster.api.workload import Numbers, Workload, of_command, of_function
+from muster.api.search_driver import SearchDriver, Setting, Stored
+from muster.api.search_state import SEARCH
+from muster.api.workload import Workload, of_command, of_function
 from muster.base.clock import Clock
 from muster.base.errors import PlanMismatchError, TargetError, UsageError
 from muster.base.settings import child_environment
@@ -25,6 +27,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
+from muster.farm.plan import Numbers
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, names_in
 from muster.run.folder import RunFolder
@@ -208,7 +211,7 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
         )
     _check_conditions(spec, target, signature)
     stored, setting = _conversions(spec, signature)
-    fixed = {"target": target.name, "search": _fixed(spec)}
+    fixed: dict[str, Any] = {"target": target.name, "search": _fixed(spec)}
 
     def drive(
         folder: RunFolder, numbers: Numbers, clock: Clock, gpus_per_worker: float
@@ -232,6 +235,7 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
         parameters=spec.space.names,
         space=None,
         difference=differences,
+        check=partial(_check_same, fixed["search"]),
         drive=drive,
         search=spec,
     )
@@ -289,7 +293,7 @@ def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def check_same_search(folder: RunFolder, spec: SearchSpec) -> None:
+def _check_same(fixed: Mapping[str, Any], folder: RunFolder) -> None:
     """PlanMismatchError where the run holds another search, also if a grid came after it."""
     if not folder.ledger.exists():
         return
@@ -298,7 +302,7 @@ def check_same_search(folder: RunFolder, spec: SearchSpec) -> None:
     if known is None:
         return
     before = {"search": _fixed(SearchSpec.from_json(orjson.loads(known)))}
-    lines = differences(before, {"search": json.loads(orjson.dumps(_fixed(spec)))})
+    lines = differences(before, {"search": json.loads(orjson.dumps(fixed))})
     if lines:
         raise PlanMismatchError(
             "This run folder holds another search:\n  " + "\n  ".join(lines),

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from muster.api.search_records import from_row, numbers_of, to_row
+from muster.api.search_state import SEARCH, from_row, numbers_of, to_row
 from muster.base.clock import Clock
 from muster.base.errors import MusterError, UsageError
 from muster.base.metric_log import PROCESS
@@ -40,8 +40,6 @@ Stored = Callable[[Mapping[str, Any]], dict[str, Any]]
 #: of the space.
 Setting = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
-#: The meta value that holds the search's specification.
-SEARCH = "search"
 _STATES: dict[TaskState, EndState] = {
     TaskState.DONE: "done", TaskState.FAILED: "failed", TaskState.CANCELLED: "cancelled",
     TaskState.STOPPED: "stopped",

@@ -7,27 +7,26 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from muster.api.search_driver import SEARCH
-from muster.api.search_records import from_row, gpus_per_worker, moment_of, seconds_in
+from muster.api.placing import gpus_per_worker
 from muster.base.atomic_files import replacing
 from muster.base.errors import UsageError
+from muster.farm import canonical
 from muster.farm.canonical import short_key
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.search.distributions import word_of
-from muster.search.ranking import pareto_front
-from muster.search.records import Decision, Ended, Proposal, Standing
+from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposal, Record, Standing
 from muster.search.search import Search
 from muster.search.spec import SearchSpec
-from muster.search.trials import Trial
+from muster.search.trials import Trial, pareto_front
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +179,15 @@ def export_study(folder: RunFolder, target: Path) -> int:
             hint="remove it, or name another file.",
         )
     check_target(target)
+    with LedgerReader(folder.ledger) as ledger:
+        of_tasks = {short_key(key): span for key, span in ledger.spans().items()}
+    spans = {}
+    for trial, keys in state.tasks.items():
+        if found := [of_tasks[key] for key in keys if key in of_tasks]:
+            begins, ends = zip(*found, strict=True)
+            spans[trial] = min(begins), max(ends)
     with writing(target), replacing(target) as beside:
-        write_study(state.spec, state.search.trials, beside, folder.name)
+        write_study(state.spec, state.search.trials, spans, beside, folder.name)
     return len(state.search.trials)
 
 
@@ -219,3 +225,61 @@ def _grid_text(value: Any, *, of_command: bool) -> str:
     else:
         is_plain = isinstance(value, int | float) and not isinstance(value, bool)
     return word_of(value) if is_plain else json.dumps([value])
+
+
+#: The meta value that holds the search's specification.
+SEARCH = "search"
+
+
+def to_row(record: Record, task_id: int | None, **more: Any) -> SearchRow:
+    """``more`` goes into the row and is not part of the record."""
+    match record:
+        case Proposal():
+            kind, body = "proposal", _without(asdict(record), "parent", "step")
+        case Heard(trial, seed, points):
+            short = [[point.name, point.step, point.value] for point in points]
+            kind, body = "heard", {"trial": trial, "seed": seed, "points": short}
+        case Ended(trial, seed, ending):
+            values = dict(ending.values)
+            state = ending.state
+            kind, body = "ended", {"trial": trial, "seed": seed, "state": state, "values": values}
+        case Decision():
+            kind, body = "decision", _without(asdict(record), "parent", "params", "heir")
+    return SearchRow(kind, task_id, canonical.encode({**body, **more}))
+
+
+def _without(body: dict[str, Any], *of_heirs: str) -> dict[str, Any]:
+    """Without what only the heirs of a population have, where this is none."""
+    return {
+        name: value for name, value in body.items() if value is not None or name not in of_heirs
+    }
+
+
+def from_row(row: SearchRow) -> Record:
+    body = canonical.decode(row.body)
+    match row.kind:
+        case "proposal":
+            return Proposal(**{f.name: body[f.name] for f in fields(Proposal) if f.name in body})
+        case "heard":
+            points = tuple(Point(*point) for point in body["points"])
+            return Heard(body["trial"], body["seed"], points)
+        case "ended":
+            return Ended(body["trial"], body["seed"], Ending(body["state"], body["values"]))
+    return Decision(**{f.name: body[f.name] for f in fields(Decision) if f.name in body})
+
+
+def seconds_in(row: SearchRow) -> float:
+    """How long the search had been at work, as a proposal and an end say."""
+    return float(canonical.decode(row.body).get("spent_s", 0.0))
+
+
+def moment_of(row: SearchRow) -> float | None:
+    """When a decision was made (seconds since 1970); an older muster did not write it down."""
+    found: float | None = canonical.decode(row.body).get("time_s")
+    return found
+
+
+def numbers_of(value: bytes) -> dict[str, float]:
+    """The numbers among the fields of an encoded result."""
+    found = canonical.decode(value)
+    return {name: float(item) for name, item in found.items() if isinstance(item, int | float)}

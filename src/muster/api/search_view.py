@@ -15,9 +15,8 @@ from muster.api.search_state import SearchState
 from muster.base.errors import MissingPackageError
 from muster.base.shown_text import is_secret_name
 from muster.search.distributions import Choice, Float, shown_value
-from muster.search.ranking import is_feasible, pareto_front
 from muster.search.records import is_better
-from muster.search.trials import Trial
+from muster.search.trials import Trial, is_feasible, pareto_front
 
 Row = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +14,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from muster.api.earlier_work import check_code, has_trained
-from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, renewal, run_gang
+from muster.api.gangs import (
+    Entry,
+    GangAudience,
+    GangEnding,
+    GangPlan,
+    GangWork,
+    plan_gang,
+    run_gang,
+)
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.atomic_files import write_atomic
+from muster.base.cells import name_of, placed
 from muster.base.code import Code, code_of
 from muster.base.codec import as_read_back, plain, read_json, to_json, write_json
 from muster.base.errors import (
@@ -34,12 +43,10 @@ from muster.base.signals import Requests, listening, stop_code
 from muster.base.target import parse_target
 from muster.devices.leases import Lease
 from muster.farm.canonical import name_with_hash
-from muster.gang.launch import SupervisorHandle
+from muster.gang.handle import SupervisorHandle
 from muster.rl.config import PpoConfig
 from muster.run.folder import RESULT_FILE, RunFolder, default_root
 from muster.run.record import Kind, read_run
-from muster.run.session import Renew
-from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
 #: The module that holds what a rank runs, by the type of its configuration.
@@ -79,17 +86,18 @@ class TrainJob:
 
     def identity(self) -> dict[str, Any]:
         decisive = self.config.identity()
-        return {"task": self.target, "settings": dict(self.values), "config": decisive}
+        return {"task": name_of(self.target), "settings": dict(self.values), "config": decisive}
 
     @cached_property
     def code(self) -> Code:
         return code_of([parse_target(self.target)])
 
-    def entry(self, *, allow_changed_code: bool = False) -> Entry:
-        return Entry(
-            target=f"{ENTRIES[type(self.config)]}:run_rank",
+    def work(self, rank: str = "", *, allow_changed_code: bool = False) -> GangWork:
+        """What its ranks do. ``rank``: the function of each; "" for one that trains."""
+        entry = Entry(
+            target=rank or f"{ENTRIES[type(self.config)]}:run_rank",
             params={
-                "task": self.target,
+                "task": placed(self.target, self.folder.path),
                 "task_config": self.settings,
                 "task_values": as_read_back(self.values),
                 "config": as_read_back(self.config),
@@ -98,6 +106,14 @@ class TrainJob:
                 "checkpoint_steps": self.checkpoint_steps,
                 "allow_changed_code": allow_changed_code,
             },
+        )
+        about = {
+            "recipe": self.name,
+            "train": as_read_back(self.identity()),
+            "config": as_read_back(self.config),
+        }
+        return GangWork(
+            folder=self.folder, program=entry, kind=self.kind, code=self.code, about=about
         )
 
 
@@ -141,7 +157,7 @@ def job_of_target(
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
     """What would be started, where. It changes nothing; raises what ``run_training`` raises."""
     check_job(job, options)
-    return plan_gang(job.folder, job.entry(), _options_for(job, options))
+    return plan_gang(job.work(), _options_for(job, options))
 
 
 def run_training(
@@ -161,9 +177,8 @@ def run_training(
     options = _options_for(job, options)
     with listening() as requests:
         ending = _until_it_ends(job, options, audience, supervisor, requests)
-        word = last_word(folder)
-        if word.get("ending") == "refused":
-            raise _Refused(word)
+        if ending.word.get("ending") == "refused":
+            raise _Refused(ending.word)
         results = _results(folder) if ending.exit_code == EXIT_OK else None
         tell_task(results)
         if results is not None and folder.plan_json.is_file():
@@ -192,15 +207,11 @@ def _until_it_ends(
     kept: dict[str, Lease] = {}
     try:
         while True:
-            entry = job.entry(allow_changed_code=options.allow_changed_code)
+            work = job.work(allow_changed_code=options.allow_changed_code)
             asked = None if options.restart else _devices_of(folder)
             try:
-                ending = run_gang(
-                    folder, entry, options, audience, kind=job.kind, code=job.code,
-                    about=_about(job), supervisor=supervisor, kept=kept,
-                )  # fmt: skip
-                word = last_word(folder)
-                refusal = _refusal_to_begin(ending, word)
+                ending = run_gang(work, options, audience, supervisor=supervisor, kept=kept)
+                refusal = _refusal_to_begin(ending)
             except (PlacementError, UsageError) as error:
                 if moved is None:
                     raise
@@ -230,6 +241,7 @@ def _until_it_ends(
             if moved is not None:
                 continue
             num_starts += 1
+            word = ending.word
             if word.get("ending") != "restart" or ending.stopped_by or num_starts == _MOST_STARTS:
                 return ending
             audience.warn(str(word.get("message", "starting again")))
@@ -238,8 +250,9 @@ def _until_it_ends(
             lease.release()
 
 
-def _refusal_to_begin(ending: GangEnding, word: Mapping[str, Any]) -> str:
+def _refusal_to_begin(ending: GangEnding) -> str:
     """Why these ranks could not begin at all; "" where they have begun, or somebody ended them."""
+    word = ending.word
     is_refusal = word.get("ending") == "refused" and word.get("phase") == "setup"
     has_begun = ending.restarts > 0 or bool(ending.stopped_by)
     return str(word.get("message")) if is_refusal and not has_begun else ""
@@ -267,13 +280,10 @@ def verify_task(
     """Compare the gradients of a task on one rank and on several; see ``train.verify``."""
     with TemporaryDirectory(prefix="muster-verify-") as place:
         here = dataclasses.replace(job, run_dir=Path(place))
-        entry = dataclasses.replace(here.entry(), target="muster.train.verify:verify_rank")
-        ending = run_gang(
-            here.folder, entry, options, audience, kind=here.kind, supervisor=supervisor
-        )
-        word = last_word(here.folder)
-        if word.get("ending") == "refused":
-            raise _Refused(word)
+        work = here.work("muster.train.verify:verify_rank")
+        ending = run_gang(work, options, audience, supervisor=supervisor)
+        if ending.word.get("ending") == "refused":
+            raise _Refused(ending.word)
         if ending.exit_code != EXIT_OK:
             return ending, []
         return ending, list(read_json(here.folder.verify_json, "list of findings"))
@@ -308,12 +318,6 @@ class _Refused(MusterError):
         self.exit_code = code if isinstance(code, int) and 0 < code < 128 else self.exit_code
 
 
-def renewal_of(job: TrainJob, options: GangOptions, argv: Sequence[str]) -> Renew:
-    """The record of a training, from which it starts again."""
-    entry, about = job.entry(), _about(job)
-    return renewal(job.folder, entry, options, job.kind, job.code, about, argv)
-
-
 def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     changes: dict[str, Any] = {"restart_on": "crash"}
     if isinstance(job.config, PpoConfig):
@@ -323,15 +327,6 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     if job.config.strategy == "single" and options.devices == "auto" and options.gpu_ids is None:
         changes["max_gpus"] = 1
     return dataclasses.replace(options, **changes)
-
-
-def _about(job: TrainJob) -> dict[str, Any]:
-    """What run.json says about a training, apart from how it is run."""
-    return {
-        "recipe": job.name,
-        "train": as_read_back(job.identity()),
-        "config": as_read_back(job.config),
-    }
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

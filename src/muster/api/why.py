@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster.api.earlier_work import array_of as main_of
 from muster.api.map_publish import tally
 from muster.api.ranks import failed_rank, rank_failures, rank_log
 from muster.api.report.about import farm_state, gang_state, rejects
@@ -21,8 +22,8 @@ from muster.base.errors import MusterError, SetupError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import command_line, count
 from muster.farm.canonical import task_label
+from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
-from muster.farm.lifecycle import REASONS
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
@@ -240,15 +241,13 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     if status.is_running:
         yield from [str(event["text"]) for event in since if event.get("text")][-_MOST_NOTES:]
         return
-    if since and since[-1].get("event") != "end":
-        yield (
-            "Its process ended without a word: it was killed (kill -9, out of memory), or its "
-            "machine went down."
-        )
+    ends = [event for event in since if event.get("event") == "end"]
+    if since and not ends:
+        yield "Its process was killed (kill -9, out of memory), or its machine went down."
     for event in since:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
-    if since and (name := since[-1].get("stopped_by")):
+    if ends and (name := ends[-1].get("stopped_by")):
         yield f"{name} ended it."
     elif any(event.get("event") == "wish" for event in since):
         yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
@@ -265,18 +264,19 @@ def _last_start(folder: RunFolder) -> list[dict[str, Any]]:
     return found
 
 
-def _goes_on(run: Run) -> str:
+def how_it_goes_on(run: Run) -> str:
     stored = run.stored
-    if stored.is_program or not stored.argv:
+    is_element = run.path.absolute().name.isdigit() and main_of(run.folder) is not None
+    if stored.is_program or not (stored.argv or is_element):
         call = command_line(stored.argv) if stored.argv else f"{stored.call}(…)"
         return f"the same again, in {stored.cwd}: {call}"
-    return f"muster resume {shlex.quote(str(run.path))}"
+    return f"muster resume {shlex.quote(str(run.folder.whole))}"
 
 
 def _again(run: Run, *, cancelled: bool = False) -> str:
     """How tasks are tried again: `muster retry` refuses maps, and arrays as a whole."""
     if run.stored.is_map:
-        return _goes_on(run)
+        return how_it_goes_on(run)
     path, flag = shlex.quote(str(run.path)), " --cancelled" * cancelled
     if run.folder.elements_json.exists():
         return f"muster retry {path}/elements/N{flag}, then: muster collect {path}"
@@ -284,7 +284,7 @@ def _again(run: Run, *, cancelled: bool = False) -> str:
 
 
 def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
-    stored, path, goes_on = run.stored, shlex.quote(str(run.path)), _goes_on(run)
+    stored, path, goes_on = run.stored, shlex.quote(str(run.path)), how_it_goes_on(run)
     yield from dict.fromkeys(
         _ADVICE[Outcome(one.outcome)] for one in found if one.failed and one.outcome in _ADVICE
     )

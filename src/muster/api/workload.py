@@ -11,20 +11,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from muster.api.options import SweepOptions
 from muster.api.recipe import Recipe
 from muster.api.runs import refresh_export
+from muster.base.cells import placed
 from muster.base.clock import Clock
-from muster.base.code import Code, code_of, code_of_command
+from muster.base.code import Code, code_id, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, payload_and_key
-from muster.farm.coordinator import Ending
+from muster.farm.decisions import RetryPolicy
+from muster.farm.executors.table import check_executor
+from muster.farm.executors.worker_process import interpreter, worker_python
 from muster.farm.ledger.store import NewTask
-from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
-from muster.farm.metric_source import parse_source
+from muster.farm.metric_source import STDOUT, parse_source
 from muster.farm.parameters import Signature, convert_space
+from muster.farm.plan import Ending, Numbers
 from muster.farm.space import Space, describe_difference
 from muster.farm.steering import Driver
 from muster.farm.task import TargetSpec, TaskState
@@ -35,8 +39,6 @@ from muster.search.spec import SearchSpec
 #: This many tasks of a recipe are checked before the start, in a tenth of a second; the others as
 #: they are listed.
 _LOOKED_AT = 50_000
-#: From a target's name to its number in the ledger.
-Numbers = Mapping[str, int]
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -79,6 +81,8 @@ class Workload:
     kind: Literal["sweep", "map"] = "sweep"
     #: From an earlier fixed part and the one of now to their differences, a line for each.
     difference: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]] = _difference
+    #: Raises PlanMismatchError for a folder whose ledger shows that it holds something else.
+    check: Callable[[RunFolder], None] = lambda folder: None
     #: Called in the session, which holds the run's lock: before the work, and after it.
     begin: Callable[[RunFolder], None] = lambda folder: None
     finish: Callable[[RunFolder, Ending], None] = lambda folder, ending: refresh_export(folder)
@@ -98,9 +102,22 @@ class Workload:
         return hashlib.blake2b(to_json(dict(self.fixed)), digest_size=16).hexdigest()
 
     @property
+    def code_id(self) -> str:
+        return code_id(self.code)
+
+    @property
     def plan_id(self) -> str:
         """A hash of ``spec``, which is equal for equal sets of tasks."""
         return plan_id_of(self.spec)
+
+
+def in_folder(workload: Workload, folder: RunFolder) -> Workload:
+    """The workload with what was written in a notebook where workers find it."""
+    targets = (
+        dataclasses.replace(spec, location=placed(spec.location, folder.path))
+        for spec in workload.targets
+    )
+    return dataclasses.replace(workload, targets=tuple(targets))
 
 
 def plan_id_of(spec: Mapping[str, Any]) -> str:
@@ -157,7 +174,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
             hint="check the spelling, or give its path (./train.sh). Shell syntax needs --shell.",
         )
     line = (shell_line(argv),) if shell else tuple(argv)
-    # These words are the user's program, not options of ours: `python -u train.py` is "python".
+    # The name is part of the run folder's: `nice -19 ./train.sh` and `perl -0777` stay as they are.
     words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)
@@ -277,3 +294,40 @@ def _texts(space: Space) -> Space:
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, str) else value
+
+
+def check_executor_for(workload: Workload, options: SweepOptions) -> None:
+    """Raise UsageError where an option of the executor has no effect on this workload."""
+    check_executor(options.executor)
+    if options.python is not None:
+        if options.executor != "local":
+            raise UsageError(
+                f"--python chooses the interpreter of workers on this machine, and has no effect "
+                f"with --on {options.executor}.",
+                hint="drop one of them; if the run was begun with --python, by typing its command "
+                "again without it.",
+            )
+        if any(spec.kind == "command" for spec in workload.targets):
+            raise UsageError(
+                "--python chooses the interpreter of functions, and has no effect on a command.",
+                hint=f"name it in the command: -- {interpreter(options.python)} train.py …",
+            )
+        worker_python(options.python)
+    search = workload.search
+    if search is not None and search.stopping.rule != "none" and options.executor == "inline":
+        raise UsageError(
+            "--stop has no effect with --on inline: no message is read while a task runs.",
+            hint="drop one of them.",
+        )
+    if search is not None and search.budget.cost is not None and options.per_gpu == "auto":
+        raise UsageError(
+            "--max-cost needs to know how many workers share a GPU, and --per-gpu auto does not.",
+            hint="write a number, such as --per-gpu 3, or limit the search with --search-time 2h.",
+        )
+    if options.executor == "inline" and any(
+        spec.metrics_from.startswith(f"{STDOUT}:") for spec in workload.targets
+    ):
+        raise UsageError(
+            "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none.",
+            hint="drop one of them.",
+        )

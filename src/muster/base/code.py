@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.base.cells import is_snapshot, name_of
 from muster.base.errors import PlanMismatchError, TargetError
 from muster.base.modules import Finder, Found, is_installed, read_source
 from muster.base.target import TargetRef, find_source
@@ -263,6 +264,8 @@ class _Walk:
     def _name_of(self, path: Path) -> str:
         if self._has_recipe and _is_below(path, _RECIPES):
             return path.relative_to(_RECIPES.parent).as_posix()
+        if is_snapshot(str(path)):  # of a notebook, in whatever run folder
+            return name_of(str(path))
         for root in self._roots:
             for file, folder in ((path, root), (path.resolve(), root.resolve())):
                 if file.is_relative_to(folder):

@@ -47,14 +47,16 @@ class UsageError(MusterError):
 
 
 class UnknownNameError(UsageError):
-    """A name that does not exist; the message proposes the nearest one that does."""
+    """A name that does not exist; the message proposes the nearest one that does, or says
+    ``otherwise``."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         listing = ", ".join(names) if names else "none"
         hint = f"did you mean {near[0]!r}? " if near else ""
-        super().__init__(f"Unknown {what} {name!r}.", hint=f"{hint}Known: {listing}.")
+        more = f" {otherwise}" if otherwise and not near else ""
+        super().__init__(f"Unknown {what} {name!r}.", hint=f"{hint}Known: {listing}.{more}")
 
 
 class PlanMismatchError(UsageError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from muster.base.errors import UsageError
 
@@ -42,6 +42,7 @@ class Flag:
         is_positional: a word without a flag.
         chooses: what it chooses, as ``the devices``; of all flags that choose it, one is given.
         engines: with which of ``--on local|slurm|ray`` it has an effect; empty: with all.
+        alone: the value where none is joined to it by ``=``, as for ``--wait`` and ``--wait=2h``.
         is_negated: the flag says False, as ``--no-ids`` for ``keeps_ids``.
         is_hidden: not an option of the command line, or one that only old commands have.
     """
@@ -53,8 +54,30 @@ class Flag:
     is_positional: bool = False
     chooses: str = ""
     engines: tuple[str, ...] = ()
+    alone: Any = None
     is_negated: bool = False
     is_hidden: bool = False
+
+
+_FLAG = re.compile(r"-+[^\W\d]|--\d")  # -5 and -.5 are numbers, -1,2 and -1:3 are values too
+
+
+def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
+    """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
+    the flags; ``-inf`` is a number.
+    """
+    if word == "--":
+        return "end"
+    is_flag = _FLAG.match(word) is not None and " " not in word.partition("=")[0]
+    return "flag" if is_flag and not _is_number(word) else "value"
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?")

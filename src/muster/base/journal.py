@@ -61,20 +61,26 @@ _CHUNK = 1 << 20
 
 
 class Tail:
-    """New lines of one file, from where it ended when this was made.
+    """New lines of one file, from ``start`` or else from where it ended when this was made.
 
     ``hidden_from``: the byte from which on nothing is to be heard, None for no limit. It is asked
     after every read, so it must be known before that byte is written.
     """
 
     def __init__(
-        self, path: Path, hear: Callable[[str], None], hidden_from: Callable[[], int | None]
+        self,
+        path: Path,
+        hear: Callable[[str], None],
+        hidden_from: Callable[[], int | None] = lambda: None,
+        *,
+        start: int | None = None,
     ) -> None:
         self._path = path
         self._hear = hear
         self._hidden_from = hidden_from
         self._rest = b""
-        self._position = path.stat().st_size if path.exists() else 0
+        size = path.stat().st_size if path.exists() else 0
+        self._position = size if start is None else start
         self.start = self._position
 
     def read(self, *, is_last: bool = False) -> None:

@@ -20,6 +20,7 @@ WORKERS_PER_GPU = "MUSTER_WORKERS_PER_GPU"
 TASK_DIR, CHECKPOINT_DIR = "MUSTER_TASK_DIR", "MUSTER_CHECKPOINT_DIR"
 #: Set by a user whose tasks import a torch that cannot use the GPU, and use the GPU without it.
 ALLOW_CPU_TORCH = "MUSTER_ALLOW_CPU_TORCH"
+_IS_WINDOWS = sys.platform == "win32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Settings:
     ``allows_cpu_torch``: a torch that cannot use the GPU of its worker is no reason to refuse.
     ``is_task``: this is a command of a sweep, which has leased the devices that it sees.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
+    ``queue_rules``: the administrator's rules for its GPUs; another file counts only in another
+    lease folder, so that nobody in the shared one leaves the rules.
     """
 
     cuda_visible_devices: str | None = None
@@ -44,7 +47,9 @@ class Settings:
     ledger_folder: Path | None = None
     state_folder: Path = Path("~/.local/state")
     mps_folder: Path = Path("/tmp/nvidia-mps")
-    lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
+    # Not where TMPDIR says, which each user may have set to a place of his own.
+    lease_folder: Path = Path(tempfile.gettempdir() if _IS_WINDOWS else "/tmp") / "muster-leases"
+    queue_rules: Path = Path("/etc/muster/queue.toml")
     slurm_site: Path = Path("~/.config/muster/slurm.toml")
     slurm_job_id: str | None = None
     cpu_count: int = 1
@@ -59,6 +64,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     env = os.environ if environment is None else environment
     facts = env.get("MUSTER_DEVICE_FACTS")
     leases = env.get("MUSTER_LEASE_DIR")
+    is_elsewhere = bool(leases) and Path(leases or "").resolve() != Settings.lease_folder.resolve()
+    rules = env.get("MUSTER_QUEUE_RULES") if is_elsewhere else None
     ledgers = env.get("MUSTER_LEDGER_DIR")
     state = env.get("XDG_STATE_HOME") or "~/.local/state"
     site = env.get("MUSTER_SLURM_SITE")
@@ -70,6 +77,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         state_folder=Path(state).expanduser(),
         mps_folder=Path(env.get("CUDA_MPS_PIPE_DIRECTORY") or Settings.mps_folder),
         lease_folder=Path(leases) if leases else Settings.lease_folder,
+        queue_rules=Path(rules) if rules else Settings.queue_rules,
         slurm_site=Path(site or Settings.slurm_site).expanduser(),
         slurm_job_id=env.get("SLURM_JOB_ID") or None,
         cpu_count=usable_cpu_count(),

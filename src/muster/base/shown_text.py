@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from muster.base.flags import kind_of_word
+
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
 _COLOUR_OFF = "\x1b[0m"
 #: Whole sequences: CSI (cursor, colours), strings up to their end (OSC, DCS, PM, APC), two-letter
@@ -222,7 +224,8 @@ def _split(word: str, before: str) -> tuple[str, list[str]]:
         parts = (part.strip("'\" []") for part in value.split(","))
         return f"{without_secrets(name)}={HIDDEN}", [value, *parts, *_found_in(word)]
     # Any program's words, which nothing has parsed: what follows a flag may be its value.
-    is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
+    has_flag = kind_of_word(before) == "flag" and "=" not in before
+    is_value = has_flag and kind_of_word(word) == "value"
     if is_value and is_secret_name(before.lstrip("-")):
         return HIDDEN, [word]
     return without_secrets(word), _found_in(word)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -70,13 +71,15 @@ def handled(
 class Requests:
     """The requests to end that this process has got, in their order.
 
-    ``reason``: the first of all, or Ctrl-C if there was one, 0 before any; ``heard``: those that
-    nobody has acted upon.
+    ``began_s``: Unix time, when the command or the call began; ``reason``: the first of all, or
+    Ctrl-C if there was one, 0 before any; ``heard``: those that nobody has acted upon.
     """
 
     def __init__(self) -> None:
+        self.began_s = time.time()
         self.reason = 0
         self.heard: list[int] = []
+        self._asked: list[int] | None = None
         self._count = 0
         self._may_wait = False
         self._is_watched = False
@@ -95,6 +98,24 @@ class Requests:
         """Those since the last call; who takes them acts upon them."""
         taken, self.heard = self.heard, []
         return taken
+
+    def ask(self, number: int) -> bool:
+        """Note a request of our own; False where there is one already, which it would make more
+        urgent, or where nobody takes them. Other threads may call it."""
+        if self.reason or not self._is_watched:
+            return False
+        self._asked = self.heard  # whoever takes it leaves another list
+        self.note(number, None)
+        return True
+
+    def withdraw(self) -> None:
+        """Take back what `ask` has noted where nobody has taken it."""
+        if self._asked is self.heard and self.heard:
+            number = self.heard.pop(0)
+            self._count -= 1
+            if self.reason == number:
+                self.reason = self.heard[0] if self.heard else 0
+        self._asked = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:

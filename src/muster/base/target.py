@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from muster.base import target_files
+from muster.base import cells, target_files
 from muster.base.errors import TargetError, how_to_install
 from muster.base.modules import (
     CLASS,
@@ -109,11 +109,7 @@ def ref_of(function: Callable[..., Any], base_folder: Path | None = None) -> Tar
     if module_name == "__main__" and spec is not None:
         return TargetRef("module", spec.name, qualname)
     if module_name == "__main__" and (file is None or _typed_by_hand(function)):
-        raise TargetError(
-            f"Cannot use {qualname}: it was typed into an interactive session, and workers "
-            "import the function from a file.",
-            hint="put it into a .py file and import it from there.",
-        )
+        return TargetRef("file", cells.stage(qualname.partition(".")[0]), qualname)
     if file is not None and (
         module_name == "__main__"
         or module_name.startswith(PRIVATE_PREFIX)
@@ -228,7 +224,8 @@ def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.Mo
 def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:
     path = Path(os.path.abspath(base / ref.location))
     source = read_source(path)
-    _put_first(str(path.parent))
+    for folder in [str(base)] * cells.is_snapshot(str(path)) + [str(path.parent)]:
+        _put_first(folder)
     try:
         return load_file(str(path), source)
     except (KeyboardInterrupt, ReentryError):
@@ -262,6 +259,8 @@ def _file_location(location: str, base: Path) -> str:
     path = Path(os.path.abspath(base / location))
     if not path.is_file():
         raise _no_file(location, path)
+    if cells.is_snapshot(str(path)):
+        return path.as_posix()
     # Twice, because either side may be reached through a symbolic link.
     for file, folder in ((path, Path(os.path.abspath(base))), (path.resolve(), base.resolve())):
         if file.is_relative_to(folder):

@@ -58,6 +58,7 @@ def array_of(
         raise UsageError("--array and --part contradict each other.", hint="give one of them.")
     if options.cluster.num_workers != 1:
         raise UsageError("--array and --workers contradict each other.", hint="give one of them.")
+    options.refuse_watching("nobody watches over all elements of an array", "give it a --time.")
     num_elements = parsed.sharing.array
     space = getattr(parsed, "space", None)
     offset = None if space is None or space.seeds != str(num_elements) else space.seed_offset
@@ -93,6 +94,7 @@ def send_array(array: SlurmArray, run: Any) -> int:
         output.say(array.script().rstrip())
         output.say("Nothing was sent (--dry-run).")
         return EXIT_OK
+    run.refuse_detach("an array is sent, and the command returns at once", "leave it out.")
     plan, workload = array.plan, array.workload
     job_id = send(plan, workload, array.options, array.argv)
     path, num_elements = plan.folder.path, plan.num_elements

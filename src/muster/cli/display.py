@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.base.clock import human_duration
 from muster.base.shown_text import one_line
-from muster.cli.output import counts_text, left_text, rate_text
+from muster.farm.view import counts_text, left_text, rate_text
 
 if TYPE_CHECKING:
     from muster.farm.view import RunView, WorkerLine
@@ -67,7 +67,7 @@ def _workers(lines: tuple[WorkerLine, ...], room: int) -> Table:
         elapsed = "" if line.elapsed_s is None else human_duration(line.elapsed_s)
         table.add_row(
             Text(one_line(line.slot)),
-            Text(line.state, style=_STYLES.get(line.state, "")),
+            Text(one_line(line.state), style=_STYLES.get(line.state, "")),
             Text(one_line(line.task)),
             elapsed,
             memory,

@@ -60,6 +60,14 @@ class ShownFlags:
     """Print the outcome as JSON and nothing else."""
     dry_run: bool = False
     """Show what would run, where, and start nothing."""
+    detach: bool = False
+    """Return once the run has begun, and let it go on by itself, also after a logout; `muster
+    attach`, `wait` and `cancel` take its folder. What it prints is in logs/command.log there."""
+
+    def refuse_detach(self, why: str, hint: str) -> None:
+        """UsageError where there is nothing here that could go on by itself."""
+        if self.detach:
+            raise UsageError(f"--detach has no effect: {why}.", hint=hint)
 
     @property
     def level(self) -> ShownLevel:
@@ -88,8 +96,8 @@ class LookFlags(RunPlace, JsonFlags):
 #: what there is now, and what was accepted knowingly that one time. By group, for a recipe or a
 #: task may have fields of these names.
 ONE_TIME = {
-    "shown.quiet", "shown.json", "shown.dry_run", "shown.log_level", "options.restart",
-    "settings.overwrite", "options.allow_changed_code",
+    "shown.quiet", "shown.json", "shown.dry_run", "shown.log_level", "shown.detach",
+    "options.restart", "settings.overwrite", "options.allow_changed_code",
 }  # fmt: skip
 
 
@@ -110,6 +118,8 @@ def job_digest(parsed: Parsed, groups: Collection[str] = ()) -> str:
 def sweep_options(parsed: Parsed, **changes: Any) -> SweepOptions:
     """The options of a sweep or a map; UsageError for one that has no effect where it runs."""
     options: SweepOptions = parsed.make("options", **changes)
+    if "search" in parsed.groups:
+        options = parsed.search.limiting(options)
     refuse_without_effect(parsed, options.executor)
     if options.executor == "slurm":
         _ = options.cluster.whole_gpus  # refuses a part of one
@@ -125,6 +135,8 @@ def refuse_without_effect(parsed: Parsed, executor: str) -> None:
         hint = "drop it: the job's nodes find each other."
         if said.option.name == "python":
             hint = "drop one of them: only workers of this machine have a Python of their own."
+        elif "inline" in engines and executor in CLUSTERS:
+            hint = f"drop it: {executor} has a queue of its own."
         elif engines != ("local",):
             others = [engine for engine in CLUSTERS if engine in engines]
             hint = f"add --on {' or '.join(others)}, or drop it."

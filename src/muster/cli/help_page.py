@@ -117,6 +117,8 @@ def flag_words(option: Option) -> str:
     if option.arity == 0:
         is_on = option.default is True and not option.flag.is_negated
         return f"--[no-]{name}" if is_on else f"--{name}"
+    if option.flag.alone is not None:
+        return f"--{name}[={option.metavar}]"
     return f"--{name} {option.metavar}".rstrip()
 
 

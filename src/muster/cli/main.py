@@ -32,8 +32,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "train": ("muster.cli.commands.train:main", "train one model on every device"),
     "verify": (
-        "muster.cli.commands.verify:main",
+        "muster.cli.commands.train:verify",
         "compare a task's gradients on one rank, on several, with accumulation",
+    ),
+    "start": (
+        "muster.cli.commands.start:main",
+        "start what an experiment file says, or go on with it",
+    ),
+    "init": (
+        "muster.cli.commands.init:main",
+        "write an experiment file, of a command, of a run or of answers",
     ),
     "launch": ("muster.cli.commands.launch:main", "answer a few questions and get the command"),
     "plan": (
@@ -52,12 +60,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
     "list": ("muster.cli.commands.look:list_runs", "list the runs here, the newest first"),
     "status": ("muster.cli.commands.look:status", "show a run's progress, also while it runs"),
-    "best": ("muster.cli.commands.best:main", "show the best trials of a search"),
+    "attach": (
+        "muster.cli.commands.attach:main",
+        "show the live screen of a run that goes on elsewhere, until it ends",
+    ),
+    "wait": ("muster.cli.commands.attach:wait", "wait until runs have ended"),
+    "best": ("muster.cli.commands.tables:best", "show the best trials of a search"),
     "why": (
         "muster.cli.commands.why:main",
         "say why a run or a task stands as it does, and what to try",
     ),
-    "logs": ("muster.cli.commands.look:logs", "show what a task or a rank printed"),
+    "logs": ("muster.cli.commands.logs:main", "show what a task or a rank printed"),
     "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.tables:export", "write the table of a run to a file"),
     "metrics": (
@@ -70,11 +83,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "web": ("muster.cli.commands.web:main", "look at runs in a browser, live"),
     "track": (
-        "muster.cli.commands.track:main",
+        "muster.cli.commands.metrics:track_run",
         "send a run to trackers: W&B, MLflow, trackio, TensorBoard",
     ),
     "cancel": (
-        "muster.cli.commands.look:cancel",
+        "muster.cli.commands.cancel:main",
         "cancel what has not ended; what is finished is kept",
     ),
     "monitor": (
@@ -88,6 +101,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "devices": (
         "muster.cli.commands.devices:main",
         "list the GPUs of this machine and who uses them; change those of a run",
+    ),
+    "mcp": ("muster.cli.commands.mcp:main", "serve Muster to an agent, as tools over stdio"),
+    "queue": (
+        "muster.cli.commands.queue:main",
+        "show who waits for this machine's GPUs, in which order, and who has them",
     ),
     "completion": (
         "muster.cli.commands.completion:main",
@@ -105,11 +123,12 @@ _READERS = {
 
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
 _LOOKING = {
-    "list", "status", "why", "best", "logs", "errors", "metrics", "plan", "devices", "monitor",
+    "list", "status", "attach", "why", "best", "logs", "errors", "metrics", "plan",
+    "devices", "monitor", "queue",
 }  # fmt: skip
 
 #: What goes on when the same command is given again.
-_GOES_ON = ("sweep", "map", "train", "resume", "retry")
+_GOES_ON = ("sweep", "map", "train", "start", "resume", "retry")
 #: What ends its work in order when it is asked to by a signal.
 _LISTENS = (*_GOES_ON, "run")
 
@@ -134,8 +153,10 @@ asking to be started again, 130 interrupted (what is finished is saved; the same
 `muster help COMMAND` explains a command; `muster COMMAND --help-all` shows all of its flags."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the ``muster`` program; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
+    """Entry point of the ``muster`` program; returns the exit code. ``may_detach``: whether
+    --detach starts another process, which this is not yet.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     only_looks = not words or words[0] not in COMMANDS or _only_looks(words)
     with steady(is_vital=only_looks):
@@ -143,6 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not words or words[0] not in _LISTENS:
                 return _obey(words)
             with listening(may_wait=False):
+                if may_detach and "--detach" in words:
+                    from muster.cli import detached
+
+                    if ours := detached.asked(words):
+                        return detached.start(words, ours)
                 return _obey(words)
         except MusterError as error:
             output.complain(str(error))
@@ -160,7 +186,7 @@ def _only_looks(words: list[str]) -> bool:
     """Behind `--` is a command that `monitor` runs; some flags of `devices` change a run."""
     if words[0] not in _LOOKING:
         return False
-    from muster.cli.words import kind_of_word
+    from muster.base.flags import kind_of_word
 
     if words[0] == "devices" and any(
         word.startswith(("--rel", "--add", "--only")) for word in words

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from muster.api.options import MapSettings, SweepOptions
 from muster.api.recipe import MapRecipe
-from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
-from muster.cli.recipes import MAPS, is_named, map_recipe, names_of
+from muster.cli.recipes import MAPS, is_named, map_recipe, unknown
 from muster.cli.words import split_target
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
@@ -130,7 +130,7 @@ def _own(target: str) -> dict[str, Any]:
         found: Any = load_value(parse_target(target))
     except TargetError:
         if target.isidentifier():
-            raise UnknownNameError("pipeline", target, names_of(MapRecipe)) from None
+            raise unknown("pipeline", target, MapRecipe) from None
         raise
     is_class = isinstance(found, type) and dataclasses.is_dataclass(found)
     return {"stage": Part(of=found, is_loose=True)} if is_class else {}
@@ -142,17 +142,15 @@ def read_map(parsed: Parsed) -> MapCommand:
     config = None if recipe is None else parsed.recipe
     found = MapCommand(job=None, parsed=parsed, recipe=recipe, config=config)
     _ = found.options  # complains first
-    if recipe is None:
-        from muster.pipeline.stages import specs_of_text
+    from muster.pipeline.stages import spec_of_object, specs_of_text
 
+    if recipe is None:
         values = vars(parsed.stage) if "stage" in parsed.groups else {}
         specs = specs_of_text(parsed.target, values, Path.cwd())
         name = parsed.target.rpartition(":")[2].rpartition(".")[2]
         return dataclasses.replace(found, job=_job(name, specs, parsed))
     if recipe.inform(config) is not None:
         return found
-    from muster.pipeline.stages import spec_of_object
-
     specs = tuple(spec_of_object(stage) for stage in recipe.stages(config))
     job = _job(recipe.name, specs, parsed, recipe=recipe, config=config)
     return dataclasses.replace(found, job=job)

@@ -1,6 +1,4 @@
-"""The only module that prints: lines, complaints, JSON, tables, and the two kinds of screen; below
-them the words for rates, counts and times to go.
-"""
+"""The only module that prints: lines, complaints, JSON, tables, and the two kinds of screen."""
 
 from __future__ import annotations
 
@@ -9,18 +7,18 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
 
 from muster.base.clock import human_duration
 from muster.base.journal import EVENTS
-from muster.base.shown_text import clean_text, count, json_text, one_line
+from muster.base.shown_text import clean_text, json_text, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from muster.farm.view import Interval, RunView
+    from muster.farm.view import RunView
 
 #: How much is shown, each with all before it.
 ShownLevel = Literal["nothing", "warning", "info", "debug"]
@@ -71,6 +69,18 @@ def _print(text: str, stream: TextIO) -> None:
     except UnicodeEncodeError:
         encoding = stream.encoding
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def pass_on(data: bytes) -> None:
+    """What a program has printed: as it is, but to a terminal only what that may show."""
+    raw = getattr(sys.stdout, "write_raw", None)
+    if raw is None or sys.stdout.isatty():
+        # Of a line that a progress bar has rewritten, what stays in the end.
+        lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+        if data:
+            say("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+        return
+    raw(data)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -157,8 +167,9 @@ class WarningScreen(SilentScreen):
 class PlainScreen(WarningScreen):
     """Lines, for logs and pipes: one every few seconds and one for everything that happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = remark) -> None:
         super().__init__()
+        self._say = say
         self._due_s = 0.0
         self._waits: dict[str, str] = {}
         self._last = ""
@@ -167,19 +178,21 @@ class PlainScreen(WarningScreen):
         super().show(view)
         waits = waiting_lines(view)
         for reason in waits.keys() - self._waits.keys():
-            remark(waits[reason])
+            self._say(waits[reason])
         self._waits = waits
         is_last = view.phase == "ending"
         if time.monotonic() < self._due_s and not is_last:
             return
         self._due_s = time.monotonic() + _PLAIN_EVERY_S
+        from muster.farm.view import plain_line  # of no use to whoever only asks for help
+
         text = plain_line(view)
         if text != self._last:
-            remark(text)
+            self._say(text)
         self._last = text
 
     def line(self, text: str) -> None:
-        remark(text)
+        self._say(text)
 
 
 class LiveScreen(SilentScreen):
@@ -237,6 +250,12 @@ class LivePicture:
     def show(self, picture: RenderableType) -> None:
         self._live.update(picture, refresh=True)
 
+    def show_lines(self, lines: Sequence[str]) -> None:
+        from rich.text import Text
+
+        shown = [one_line(line, 1000) for line in lines[: max(1, self.size[1] - 1)]]
+        self.show(Text("\n".join(shown), no_wrap=True, overflow="ellipsis"))
+
 
 class Bar:
     """A progress bar at the bottom of the terminal, with lines above it."""
@@ -289,61 +308,6 @@ def _json_safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_safe(item) for item in value]
     return value
-
-
-def rate_text(rate: float | None) -> str:
-    """``12.3/s``, or ``4.1/min`` and ``2.0/h`` for slow ones; empty when unknown."""
-    if not rate:
-        return ""
-    for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
-        if rate * seconds >= 1.0 or unit == "h":
-            value = rate * seconds
-            return f"{value:,.0f}/{unit}" if value >= 100 else f"{value:.1f}/{unit}"
-    return ""
-
-
-def eta_text(eta: Interval | None) -> str:
-    """``left 2.0 s to 3.1 s``: an interval, because a single number would be a guess."""
-    if eta is None:
-        return ""
-    low, high = human_duration(eta.low_s), human_duration(eta.high_s)
-    return f"left {low}" if low == high else f"left {low} to {high}"
-
-
-def left_text(view: RunView) -> str:
-    """``left 2.0 h to 3.1 h with 3 of 1,000 workers``: how many it is, where others still wait."""
-    states = [line.state for line in view.workers]
-    text, num_waiting = eta_text(view.eta), states.count("starting")
-    if not text or not num_waiting:
-        return text
-    num_at_work = states.count("running") + states.count("idle")
-    return f"{text} with {num_at_work:,} of {count(num_at_work + num_waiting, 'worker')}"
-
-
-def counts_text(view: RunView) -> str:
-    parts = [f"{view.num_done:,} done"]
-    if view.num_failed:
-        parts.append(f"{view.num_failed:,} failed")
-    if view.num_stopped:
-        parts.append(f"{view.num_stopped:,} stopped early")
-    if view.num_cancelled:
-        parts.append(f"{view.num_cancelled:,} cancelled")
-    if view.num_retried:
-        parts.append(f"{view.num_retried:,} tried again")
-    parts.append(f"{view.num_running} running")
-    return ", ".join(parts)
-
-
-def plain_line(view: RunView) -> str:
-    share = 100 * view.num_ended / view.total if view.total else 100.0
-    parts = [
-        f"{view.name}: {view.num_ended:,}/{view.total:,} ({share:.0f} %)",
-        counts_text(view),
-        rate_text(view.rate),
-        left_text(view) if view.num_ended < view.total else "",
-        "" if view.phase in ("running", "ending") else view.phase,
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def waiting_lines(view: RunView) -> dict[str, str]:

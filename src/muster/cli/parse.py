@@ -15,10 +15,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from muster.base.errors import EXIT_OK, UsageError
-from muster.base.flags import Alias, Flag
+from muster.base.flags import Alias, Flag, kind_of_word
 from muster.cli import values
 from muster.cli.options import Option, build, options_of
-from muster.cli.words import kind_of_word
 
 _T = TypeVar("_T")
 
@@ -133,12 +132,12 @@ def _say(said: Said, *, apart: bool) -> list[str]:
         is_off = said.value == option.flag.is_negated and not said.name
         is_off = is_off or (said.value is False and not option.flag.is_negated)
         return [f"--no-{option.name}" if is_off else f"--{option.name}"]
-    alias, flag = _alias(option, said.name), f"--{option.name}"
+    alias, flag = alias_of(option, said.name), f"--{option.name}"
     if isinstance(alias, Alias) and (alias.read or alias.means is not None):
         flag = f"--{alias.name}"
     words: list[str] = []
     for word in said.words:
-        if kind_of_word(word) != "value":  # unless `=` joins them
+        if kind_of_word(word) != "value" or option.flag.alone is not None:  # unless `=` joins them
             words.append(f"{flag}={word}")
         elif not words or (apart and option.collects):
             words += [flag, word]
@@ -199,6 +198,18 @@ def parse_groups(
     )
 
 
+def flags_by_name(options: Sequence[Option]) -> dict[str, Option]:
+    """Every name that a flag may be said by."""
+    flags = [option for option in options if not option.flag.is_positional]
+    # A group that comes first keeps its names; other names give way to all of these.
+    names = {option.name: option for option in reversed(flags)}
+    found = {option.name: names[option.name] for option in flags}
+    for option in flags:
+        for alias in option.flag.aliases:
+            found.setdefault(alias if isinstance(alias, str) else alias.name, option)
+    return found
+
+
 class _Reading:
     """One command line, from its first word to its last."""
 
@@ -209,14 +220,7 @@ class _Reading:
         self._command, self._words, self._stops = command, words, stops
         self._refused = refused
         self._places = [option for option in options if option.flag.is_positional]
-        flags = [option for option in options if not option.flag.is_positional]
-        self._names: dict[str, Option] = {}
-        # A group that comes first keeps its names; other names give way to all of these.
-        for option in flags:
-            self._names.setdefault(option.name, option)
-        for option in flags:
-            for alias in option.flag.aliases:
-                self._names.setdefault(alias if isinstance(alias, str) else alias.name, option)
+        self._names = flags_by_name(options)
         self._at = 0
 
     @property
@@ -239,7 +243,7 @@ class _Reading:
                     return said, self._words[self._at - 1 :], wants_help
                 if not places:
                     raise self._unexpected(word)
-                place = places.pop(0)
+                place = places[0] if places[0].collects else places.pop(0)
                 value = _value(place, None, (word,), place.name.upper())
                 said.append(Said(place, word, (word,), value))
             elif (name := _name(word)) in _HELP_WORDS and name not in self._names:
@@ -254,13 +258,16 @@ class _Reading:
             option = self._names.get(name.removeprefix("no-"))
             is_off = option is not None and option.arity == 0
             option = option if is_off else None
-        flag = "--" + name if len(name) > 1 else "-" + name
+        is_letter = len(word.partition("=")[0]) == 2  # -x, which is not --x
+        flag = "-" + name if is_letter else "--" + name
         if option is None:
             raise self._unknown(flag, name)
         _, equals, text = word.partition("=")
-        alias = _alias(option, name)
+        alias = alias_of(option, name)
         if isinstance(alias, Alias) and alias.means is not None:
             return Said(option, name, (), alias.means)
+        if option.flag.alone is not None and not equals:
+            return Said(option, name, (), option.flag.alone)
         if option.arity == 0:
             if equals:
                 raise UsageError(f"{flag} takes no value.", hint=f"write {flag} alone.")
@@ -325,7 +332,8 @@ def _name(word: str) -> str:
     return word.lstrip("-").partition("=")[0].replace("_", "-")
 
 
-def _alias(option: Option, name: str) -> str | Alias | None:
+def alias_of(option: Option, name: str) -> str | Alias | None:
+    """The other name that ``name`` is, None where it is the flag's own."""
     for alias in option.flag.aliases:
         if name == (alias if isinstance(alias, str) else alias.name):
             return alias

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from muster.api.placing import device_request
 from muster.api.run import check_there
 from muster.base.errors import MusterError, UsageError
-from muster.base.flags import Flag
+from muster.base.flags import Flag, kind_of_word
 from muster.base.target import parse_target
 from muster.cli import values
 from muster.cli.help_page import is_own, own_text
@@ -26,7 +26,6 @@ from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
 from muster.cli.parse import MissingFlag, Parsed
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, map_recipe
-from muster.cli.words import kind_of_word
 from muster.devices.inventory import Device, Inventory
 from muster.devices.placement import busy_reason
 from muster.train.batches import learning_rate, plan_batches

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
-from muster.base.errors import TargetError, UsageError
+from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.plugins import load_plugin, plugins
 from muster.base.target import load_value, parse_target
 
-_GROUP = "muster.recipes"
 #: What a target of one's own looks like; ``cpu:8`` and ``10:20`` do not.
 TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 #: For `muster sweep`.
@@ -78,7 +76,7 @@ def map_recipe(word: str) -> MapRecipe | None:
 
 def is_recipe(word: str, kind: type) -> bool:
     """Whether ``word`` is the name of a recipe of this kind, or of an installed package's."""
-    return word in _COMMANDS[kind][1] or (word[:1].isalpha() and word in _installed())
+    return word in _COMMANDS[kind][1] or (word[:1].isalpha() and word in plugins("recipe"))
 
 
 def is_named(word: str, *kinds: type) -> bool:
@@ -87,10 +85,17 @@ def is_named(word: str, *kinds: type) -> bool:
     return is_own or any(is_recipe(word, kind) for kind in kinds)
 
 
+def unknown(what: str, word: str, *kinds: type) -> UnknownNameError:
+    """Of a word that names no recipe of these kinds here: on another machine it may."""
+    return UnknownNameError(
+        what, word, names_of(*kinds), "It may come from a package that is not installed here."
+    )
+
+
 def names_of(*kinds: type) -> list[str]:
     """Muster's own of these kinds, and those of installed packages, which are not loaded."""
     own = {name for kind in kinds for name in _COMMANDS[kind][1]}
-    return sorted(own | _installed().keys())
+    return sorted(own | plugins("recipe").keys())
 
 
 def load_own(place: str) -> Any:
@@ -129,21 +134,17 @@ def _named(word: str) -> Any:
     """What an installed package offers under ``word``, or the value that it names in a file."""
     if ":" in word:
         return _value(word)
-    entry = _installed().get(word) if word[:1].isalpha() else None
-    if entry is None:
+    is_own = any(word in own for _, own in _COMMANDS.values())
+    if is_own or not word[:1].isalpha() or word not in plugins("recipe"):
         return None
-    try:
-        return entry.load()
-    except Exception as error:  # a foreign package's code
-        package = entry.dist.name if entry.dist is not None else "an installed package"
+    found = load_plugin("recipe", word)
+    if not isinstance(found, tuple(_COMMANDS)):
+        package = plugins("recipe")[word].package
         raise TargetError(
-            f"The recipe {word} of {package} cannot be loaded: {type(error).__name__}: {error}."
-        ) from error
-
-
-@cache
-def _installed() -> Mapping[str, importlib.metadata.EntryPoint]:
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=_GROUP)}
+            f"The recipe {word} of {package} is no recipe but of type {type(found).__name__}.",
+            hint="ask for a repair of the package that offers it.",
+        )
+    return found
 
 
 def _value(word: str) -> Any:

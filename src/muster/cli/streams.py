@@ -69,6 +69,19 @@ class _Steady:
             self._give_up(error)
         return len(text)
 
+    def write_raw(self, data: bytes) -> None:
+        """Bytes as they are; they come after what was written before, and are there at once."""
+        self.flush()
+        buffer = getattr(self._stream, "buffer", None)
+        if buffer is None:  # a stream of a program that has no bytes
+            self.write(data.decode("utf-8", "replace"))
+            return
+        try:
+            buffer.write(data)
+            buffer.flush()
+        except OSError as error:
+            self._give_up(error)
+
     def flush(self) -> None:
         try:
             self._stream.flush()

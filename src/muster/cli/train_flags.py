@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.train import TrainJob, job_of_recipe, job_of_target
-from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag, parse_duration
-from muster.cli.gang_flags import gang_groups, gang_options
+from muster.cli.gang import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
-from muster.cli.recipes import AGENTS, TASKS, is_named, names_of, train_recipe
+from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown
 from muster.cli.words import split_target
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
@@ -134,7 +134,7 @@ def _task_class(name: str) -> tuple[Any, bool]:
         return find_task_class(name), False
     except TargetError:
         if name.replace("-", "_").isidentifier():
-            raise UnknownNameError("task", name, names_of(TrainRecipe, AgentRecipe)) from None
+            raise unknown("task", name, TrainRecipe, AgentRecipe) from None
         raise
 
 

@@ -9,30 +9,12 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal
 
 from muster.base.errors import MusterError, UsageError
+from muster.base.flags import kind_of_word
 
 _SCRIPTS = (".py", ".sh")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*(\{[\w./-]+\}[\w@%+=:./-]*)*")
-
-
-def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
-    """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
-    the flags; ``-inf`` is a number.
-    """
-    if word == "--":
-        return "end"
-    is_flag = word[:1] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
-    return "flag" if is_flag and not _is_number(word) else "value"
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,26 +3,25 @@
 Guaranteed: at most one live lease per GPU among all processes that use the same lease folder;
 the lease ends with its process, also by kill -9, and a child that survives does not keep it.
 Not guaranteed: anything against programs that do not take leases, across hosts, or between
-containers that do not share the folder. What is written about the holder is for people: it is
-neither atomic nor trusted.
+containers that do not share the folder.
 
-The lock is the kernel's (flock) on ``<uuid>.lock``. The holder is described beside it, in
-``<uuid>.json``, which is written in place: the folder is sticky like /tmp, so that nobody may
-rename a file over one of another user.
+The lock is the kernel's (flock) on ``<uuid>.lock``. Who has it is said beside it, by a note of the
+holder's own (see ``tickets``): that is for people and for the order in the queue, and decides
+nothing about the lock. The folder is sticky like /tmp, so that nobody may remove or rename what is
+another user's.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -33,10 +32,12 @@ from muster.base.settings import Settings
 from muster.devices.device_request import DeviceRequest
 from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement, place
+from muster.devices.queue import Rules
+from muster.devices.queue_rules import read_rules
+from muster.devices.tickets import Note, Use, add_up, own_uid, read_notes, user_name
 
 _CLOCK = SystemClock()
-#: Of a holder's text, which anybody may write, as much as is read.
-_MOST_BYTES = 4096
+_TOUCH_EVERY_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,11 @@ class LeaseHeld:
     user: str | None = None
     run: str | None = None
     since: str | None = None
+    problem: str = ""  # why its lock says nothing
 
     def __str__(self) -> str:
+        if self.problem:
+            return self.problem
         if self.pid is None:
             return "leased by another muster run"
         since = f" since {self.since}" if self.since else ""
@@ -62,17 +66,37 @@ class LeaseHeld:
 class Lease:
     """A held lock on one GPU. Keep it for as long as the GPU is used; ``release`` is idempotent."""
 
-    def __init__(self, uuid: str, lock: FileLock, sidecar: Path) -> None:
+    def __init__(
+        self, uuid: str, lock: FileLock, claim: Note | None, record: dict[str, object],
+        settings: Settings,
+    ) -> None:  # fmt: skip
         self.uuid = uuid
         self._lock = lock
-        self._sidecar = sidecar
+        self._claim = claim
+        self._record = record
+        self._settings = settings
+        self._begun_s = self._touched_s = time.monotonic()
 
     def release(self) -> None:
-        if self._lock.is_locked:
-            # Emptied while still locked: the next holder may have written by the time we are out.
-            with suppress(OSError):
-                _write_in_place(self._sidecar, b"")
-            self._lock.release()
+        if not self._lock.is_locked:
+            return
+        if self._claim is not None:
+            self._claim.remove()
+        self._lock.release()
+        half_life_s = Rules().half_life_s
+        with suppress(SetupError):
+            half_life_s = read_rules(self._settings).half_life_s
+        used = Use(time.monotonic() - self._begun_s, 1.0)
+        add_up(self._settings.lease_folder, half_life_s, used)
+
+    def touch(self, left_s: float | None = None) -> None:
+        """Say that it is still used, and for how long yet as far as that is known. Cheap."""
+        if self._claim is None or time.monotonic() - self._touched_s < _TOUCH_EVERY_S:
+            return
+        self._touched_s = time.monotonic()
+        ends = {} if left_s is None else {"ends_s": time.time() + left_s}
+        with suppress(OSError):
+            self._claim.put({**self._record, **ends})
 
     def __enter__(self) -> Self:
         return self
@@ -95,42 +119,61 @@ def acquire(
     SetupError where the lease folder cannot be used.
     """
     folder = settings.lease_folder
-    name = uuid.replace("/", "_")
-    sidecar = folder / f"{name}.json"
+    path = folder / f"{uuid.replace('/', '_')}.lock"
     try:
-        _make_shared_folder(folder)
+        make_shared_folder(folder)
         # The lock is not bound to a thread: another one than took the lease may give it back.
-        lock = FileLock(folder / f"{name}.lock", mode=0o666, thread_local=False)
+        lock = FileLock(path, mode=0o666, thread_local=False)
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            return _read_holder(uuid, sidecar)
+            return held_by(uuid, settings) or LeaseHeld(uuid=uuid)
     except OSError as error:
+        if (owner := _who_planted(path, error)) is not None:
+            why = f"its lock {path} is {user_name(owner)}'s and cannot be opened"
+            return LeaseHeld(uuid=uuid, problem=f"{why}: {error.strerror or error}")
         raise SetupError(
             f"Cannot lease GPU {uuid} in {folder}: {error.strerror or error}. "
             "Without a lease two runs could take the same GPU.",
             hint="make the folder writable for everybody (chmod 1777), or name another with "
             "MUSTER_LEASE_DIR, the same for all users of this host.",
         ) from None
-    record = {
+    record: dict[str, object] = {
+        "device": uuid,
         "pid": os.getpid(),
-        "user": settings.user,
         "run": run_name,
-        "since": iso_utc(clock.wall_s()),
+        "since_s": clock.wall_s(),
     }
-    # The lock counts and the text only explains it, so a full disk must not cost the GPU.
-    with suppress(OSError):
-        _write_in_place(sidecar, json.dumps(record).encode() + b"\n")
-    return Lease(uuid, lock, sidecar)
+    claim = None
+    with suppress(OSError):  # the lock counts: a full disk must not cost the GPU
+        claim = Note(folder, "claim", record)
+    return Lease(uuid, lock, claim, record, settings)
+
+
+def _who_planted(path: Path, error: OSError) -> int | None:
+    """The other user by whose file alone the lock cannot be opened: that costs this one GPU."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    is_the_file = isinstance(error, PermissionError) or not stat.S_ISREG(about.st_mode)
+    return about.st_uid if is_the_file and about.st_uid != own_uid() else None
 
 
 def held_by(uuid: str, settings: Settings) -> LeaseHeld | None:
     """Who says that they hold the GPU, and lives; None where nobody does. It takes no lock, so it
     is for looking only."""
-    import psutil
-
-    held = _read_holder(uuid, settings.lease_folder / f"{uuid.replace('/', '_')}.json")
-    return held if held.pid is not None and psutil.pid_exists(held.pid) else None
+    for note in read_notes(settings.lease_folder):
+        if note.kind == "claim" and note.is_alive and note.record.get("device") == uuid:
+            since_s = note.number("since_s")
+            return LeaseHeld(
+                uuid=uuid,
+                pid=note.pid,
+                user=user_name(note.uid),
+                run=note.run,
+                since=iso_utc(since_s) if since_s > 0 else None,
+            )
+    return None
 
 
 def place_and_lease(
@@ -143,16 +186,22 @@ def place_and_lease(
     run_name: str,
     settings: Settings,
     kept: Mapping[str, Lease] = MappingProxyType({}),
+    not_these: Mapping[str, str] = MappingProxyType({}),
+    most: int | None = None,
+    refused: set[str] | None = None,
 ) -> tuple[Placement, list[Lease]]:
     """Place and lease, around the GPUs that other runs have leased.
 
     Two runs that each ask for two of four GPUs at the same moment both get two. With ``force``,
     and in a task of a sweep, which has leased them, a GPU leased by somebody else is used all the
     same, without a lease. ``kept``, leases by GPU that the caller has, become the placement's.
+    ``not_these``: GPUs that are kept for others, each with the reason; ``most``: no more than so
+    many of the others either, for the rules allow this user no more. ``refused`` gets those that
+    somebody else turned out to have.
     Raises what ``place`` and ``acquire`` raise; only what was kept stays leased then.
     """
     leases = dict(kept)
-    held: dict[str, str] = {}
+    held = dict(not_these)
     with _released_on_error(leases, kept):
         while True:
             placement = place(
@@ -165,12 +214,18 @@ def place_and_lease(
                 leased=held,
                 own_pids=lineage(),
             )
+            new = [uuid for uuid in _uuids(placement) if uuid not in kept]
+            if most is not None and len(new) > most and not force:
+                held |= dict.fromkeys(new[most:], "the rules of this machine allow you no more")
+                continue
             for uuid in _uuids(placement):
                 if uuid in leases or uuid in held:
                     continue
                 answer = acquire(uuid, run_name, settings)
                 if isinstance(answer, LeaseHeld):
                     held[uuid] = str(answer)
+                    if refused is not None:
+                        refused.add(uuid)
                     # Choose again at once: two runs that go on collecting could each end up with
                     # half of what either needs. Each round knows one more GPU, so they end.
                     break
@@ -201,7 +256,7 @@ def _uuids(placement: Placement) -> list[str]:
     return list(dict.fromkeys(uuid for slot in placement.slots for uuid in slot.device_uuids))
 
 
-def _make_shared_folder(folder: Path) -> None:
+def make_shared_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,54 +264,3 @@ def _make_shared_folder(folder: Path) -> None:
     # remove the lock file of another user. Losing the race to create it means it is not ours.
     with suppress(PermissionError):
         folder.chmod(0o1777)
-
-
-def _write_in_place(path: Path, data: bytes) -> None:
-    try:
-        # No O_CREAT here: Linux refuses it in sticky folders for files of other users.
-        handle = _open_regular(path, os.O_WRONLY)
-    except FileNotFoundError:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        if hasattr(os, "fchmod"):
-            os.fchmod(handle, 0o666)
-    with os.fdopen(handle, "wb") as file:
-        file.truncate()
-        file.write(data)
-
-
-def _open_regular(path: Path, flags: int) -> int:
-    """Open a file in a folder that everybody may write to; OSError for what is no regular file.
-
-    A link would lead to another file, and a planted FIFO would make the opening wait for ever.
-    """
-    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return handle
-
-
-def _read_holder(uuid: str, sidecar: Path) -> LeaseHeld:
-    """What the holder wrote; where the text is missing, torn or another's, all of it is unknown."""
-    try:
-        with os.fdopen(_open_regular(sidecar, os.O_RDONLY), "rb") as file:
-            record = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return LeaseHeld(uuid=uuid)
-    if not isinstance(record, dict):
-        return LeaseHeld(uuid=uuid)
-    pid = record.get("pid")
-    return LeaseHeld(
-        uuid=uuid,
-        pid=pid if isinstance(pid, int) else None,
-        user=_text(record.get("user")),
-        run=_text(record.get("run")),
-        since=_text(record.get("since")),
-    )
-
-
-def _text(value: Any) -> str | None:
-    """The text as a terminal may show it, since another user wrote it: one short printable line."""
-    if not isinstance(value, str):
-        return None
-    return "".join(c if c.isprintable() else "?" for c in value)[:200]

@@ -291,8 +291,8 @@ def _too_few(
     return PlacementError(
         f"Cannot start {asked} rank{'s' if asked > 1 else ''} ({request.text}): "
         f"{len(usable)} of the GPUs can be used ({free}).\n{lines}",
-        hint="wait, choose other GPUs, take what is free with --devices auto or --max-gpus, or use "
-        "--force to run beside what is there.",
+        hint="wait for them (--wait), choose other GPUs, take what is free with --devices auto or "
+        "--max-gpus, or use --force to run beside what is there.",
     )
 
 
@@ -316,7 +316,7 @@ def _nothing_left(
     if all(item.reason.startswith("lost: ") for item in skipped):
         hint = "choose other GPUs, or write --devices cpu to run on the CPU."
     else:
-        hint = "wait, choose other GPUs, or use --force to run beside what is there."
+        hint = "wait (--wait), choose other GPUs, or use --force to run beside what is there."
     return PlacementError(f"{what}: {free}.\n{lines}", hint=hint)
 
 

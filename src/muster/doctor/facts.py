@@ -280,6 +280,21 @@ class HostCopies:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What an installed package adds to muster, and why it cannot be used, if it cannot.
+
+    ``place``: ``module:attribute``.
+    """
+
+    kind: str
+    name: str
+    place: str
+    package: str
+    version: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """Everything the doctor knows about a machine.
 
@@ -307,6 +322,7 @@ class Facts:
     host_copies: HostCopies | None = None
     peer_copies: PeerCopies | None = None
     all_reduce: AllReduce | None = None
+    extensions: tuple[Extension, ...] = ()
 
 
 def load_facts(path: Path) -> Facts:

@@ -23,7 +23,6 @@ from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.checks.table import run_checks
-from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts, load_facts
 from muster.doctor.findings import Finding, env_script, sorted_by_severity
 from muster.doctor.gather_host import (
@@ -35,12 +34,15 @@ from muster.doctor.gather_host import (
 )
 from muster.doctor.gather_probes import (
     Targets,
+    gather_extensions,
     measure_all_reduce,
     measure_host_copies,
     measure_matmuls,
     measure_peer_copies,
     no_time,
+    read_answer,
     read_loaded,
+    run_probe,
 )
 from muster.doctor.machine import wants_master, working_gpus
 
@@ -109,7 +111,11 @@ def gather(options: DoctorOptions, say: Callable[[str], None]) -> Facts:
     facts = _with_driver(facts, limit_s=at_most(15.0))
     facts = replace(facts, network=gather_network(host.name, limit_s=at_most(5.0)))
     say(f"reading {options.run_dir}")
-    facts = replace(facts, disk=_disk(options, limit_s=at_most(8.0)))
+    facts = replace(
+        facts,
+        disk=_disk(options, limit_s=at_most(8.0)),
+        extensions=gather_extensions(loads=not options.is_quick, limit_s=at_most(60.0)),
+    )
     if not options.is_quick:
         if wants_master(environment):
             say(f"meeting the other nodes at {environment['MASTER_ADDR']}")

@@ -26,7 +26,6 @@ from typing import Any, Literal
 from muster.base.clock import iso_utc
 from muster.base.memory_limit import host_memory_mib
 from muster.base.settings import usable_cpu_count
-from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import (
     NO_TORCH,
     HostFacts,
@@ -37,6 +36,7 @@ from muster.doctor.facts import (
     Run,
     TorchFacts,
 )
+from muster.doctor.gather_probes import read_answer, run_probe
 
 _VENDORS: dict[str, Literal["nvidia", "amd", "intel"]] = {
     "0x10de": "nvidia",

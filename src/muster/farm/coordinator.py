@@ -6,20 +6,13 @@ recorded together with the claims for what is sent next, committed, and only the
 
 from __future__ import annotations
 
-import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
 
-from muster.base.clock import Clock
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
-from muster.farm.asked import Cancelling
-from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions
 from muster.farm.events import (
     Drain,
     Event,
@@ -30,81 +23,20 @@ from muster.farm.events import (
     WorkerDied,
 )
 from muster.farm.executors.base import Executor
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
+from muster.farm.plan import FIRST_CHUNK, Ending, Hooks, Listing, Plan, Request, imbalance_of_tasks
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
-from muster.farm.steering import Driver, Steering
-from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
-from muster.farm.view import Picture, RunView
-from muster.run.folder import RunFolder
-from muster.run.requests import Ask
+from muster.farm.steering import Cancelling, Steering
+from muster.farm.task import Task, TaskState
+from muster.farm.view import Picture
 
 #: Results that arrive within this time share one commit.
 GATHER_S = 0.004
-#: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
-#: plan, because each commit rewrites pages all over the index of keys.
-_FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
-_LARGE_PLAN = 50_000
 _VIEW_EVERY_S = 0.1
 _HOUSEKEEPING_EVERY_S = 0.5
 _GOODBYE_S = 5.0
 _MAX_REASONS = 3
 _SNAPSHOT_EVERY_S = 60.0  # of a ledger that does not live in its run folder
-
-
-class Request(StrEnum):
-    """What somebody outside asks of a running sweep."""
-
-    DRAIN = "drain"
-    STOP = "stop"
-    CANCEL = "cancel"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be done. Tasks come lazily, so that a million of them need no memory."""
-
-    folder: RunFolder
-    targets: Mapping[int, TargetSpec]  # by the ledger's target id
-    slots: tuple[SlotSpec, ...]
-    policy: Policy
-    total: int
-    feed: Iterator[NewTask]
-    plan_id: str = ""
-    held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
-    code: str | None = None  # what workers that are started now run
-    driver: Driver | None = None  # chooses further tasks while these run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """The edges of the loop. ``requests`` is asked every turn and must be cheap.
-
-    ``asked``: what others ask about single tasks, each to be answered.
-    """
-
-    show: Callable[[RunView], None]
-    requests: Callable[[], list[Request]]
-    housekeeping: Callable[[RunView], tuple[list[Event], list[Request]]]
-    clock: Clock
-    asked: Callable[[], list[Ask]] = list
-
-
-@dataclass
-class Ending:
-    """How the loop ended; the counts are the ledger's.
-
-    ``interrupted``: it was asked to end and has left something undone. ``stop_signal``: the first
-    signal that asked, also where nothing was left to do; 0 without one.
-    """
-
-    counts: dict[TaskState, int]
-    paused: str = ""
-    interrupted: bool = False
-    stop_signal: int = 0
-    cancelled: bool = False
-    unusable: str = ""
-    imbalance: str | None = None
-    notes: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Coordinator:
@@ -135,8 +67,7 @@ class Coordinator:
         for slot_id, held in plan.held.items():
             self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())
-        self._chunk = _FIRST_CHUNK
-        self._feeding = plan.driver is None and ledger.meta("enqueued") != plan.plan_id
+        self._listing = Listing(plan, ledger)
         self._refetch = False
         self._one_by_one = Cancelling(ledger)
         self._cancelling = False
@@ -171,12 +102,12 @@ class Coordinator:
         goodbye_s: float | None = None
         while not self._stopping:
             events = self._executor.poll(self._patience_s())
-            if events and not self._feeding and not self._has_whole_call(events):
+            if events and not self._listing.goes_on and not self._has_whole_call(events):
                 events += self._gather()
             now = self._now()
             events += self._outside(now)
             self._turn(events, now)
-            if self._scheduler.is_finished and not self._feeding:
+            if self._scheduler.is_finished and not self._listing.goes_on:
                 goodbye_s = goodbye_s or now + _GOODBYE_S
                 if not self._scheduler.roster.workers or now > goodbye_s:
                     return
@@ -216,7 +147,7 @@ class Coordinator:
         broken = [event for event in events if isinstance(event, TargetBroken)]
         logged = [event for event in events if isinstance(event, Logged)]
         has_news = bool(has_records or deaths or broken or logged or orders)
-        if has_news or self._feeding or self._refetch or self._cancelling:
+        if has_news or self._listing.goes_on or self._refetch or self._cancelling:
             self._ledger.begin()
             self._record(decisions, deaths, logged, orders)
             fetched = self._fetch(decisions.fetch)
@@ -289,7 +220,7 @@ class Coordinator:
     ) -> None:
         ledger = self._ledger
         self._record_starts(decisions)  # first: processes start while the rest is recorded
-        if self._feeding:
+        if self._listing.goes_on:
             self._feed()
         if logged:
             ledger.record_metrics([(e.task_id, e.token, e.serial, e.body) for e in logged])
@@ -352,22 +283,14 @@ class Coordinator:
                 publish(folder, task.key.hex(), ended.token, may_go_on=True)
 
     def _feed(self) -> None:
-        asked, fed = self._chunk, itertools.count()
-        chunk = itertools.islice(self._plan.feed, asked)
-        # Not a list: a chunk of encoded tasks would be the largest thing in memory.
-        counted = (task for task, _ in zip(chunk, fed, strict=False))
-        self._picture.added(self._ledger.add_tasks(counted))
-        self._chunk = _CHUNK if self._plan.total < _LARGE_PLAN else _LARGE_CHUNK
-        if next(fed) < asked:
-            self._feeding = False
-            self._ledger.set_meta("enqueued", self._plan.plan_id)
+        self._picture.added(self._listing.add())
+        if not self._listing.goes_on:
             self._journal.write("enqueued", tasks=self._picture.known)
 
     def _fetch(self, count: int) -> Fetched | None:
         if self._cancelling:
             self._picture.cancelled(self._ledger.cancel_open())
-            self._ledger.set_meta("enqueued", self._plan.plan_id)
-            self._feeding = False
+            self._listing.end()
             self._stopping = True
             return None
         if not (count or self._refetch):
@@ -376,9 +299,9 @@ class Coordinator:
         if self._steering is not None:
             is_ending = self._scheduler.draining or self._scheduler.paused or self._problem
             return None if is_ending else self._steering.choose(self._scheduler, self._picture)
-        count = count or _FIRST_CHUNK
+        count = count or FIRST_CHUNK
         tasks: list[Task] = self._ledger.claim(count)
-        return Fetched(tasks, exhausted=len(tasks) < count and not self._feeding)
+        return Fetched(tasks, exhausted=len(tasks) < count and not self._listing.goes_on)
 
     # ------------------------------------------------------------------ outside
 
@@ -404,7 +327,7 @@ class Coordinator:
             match request:
                 case Request.DRAIN:
                     self._interrupted = True
-                    self._feeding = False
+                    self._listing.goes_on = False
                     events.append(Drain())
                 case Request.STOP:
                     self._interrupted = True
@@ -416,7 +339,7 @@ class Coordinator:
 
     def _feed_rest(self) -> None:
         """A cancelled run must know all of its tasks, to say that they are cancelled."""
-        while self._feeding:
+        while self._listing.goes_on:
             self._ledger.begin()
             self._feed()
             self._ledger.commit()
@@ -429,7 +352,7 @@ class Coordinator:
         return "running"
 
     def _patience_s(self) -> float:
-        if self._feeding or self._refetch:
+        if self._listing.goes_on or self._refetch:
             return 0.0
         due = self._scheduler.next_deadline()
         wait_s = _VIEW_EVERY_S if due is None else min(_VIEW_EVERY_S, due - self._now())
@@ -445,14 +368,14 @@ class Coordinator:
         if not self._cancelling:
             self._ledger.release(scheduler.open_tasks())
         if self._steering is not None and self._steering.is_over:
-            self._ledger.set_meta("enqueued", self._plan.plan_id)
+            self._listing.end()
         self._ledger.commit()
         self._ledger.snapshot()
         why = [slot.quarantined for slot in scheduler.roster.slots if slot.quarantined]
         unusable = "" if scheduler.roster.usable() else _reasons(why)
         self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
         counts = self._ledger.counts()
-        is_listed = self._ledger.meta("enqueued") == self._plan.plan_id
+        is_listed = self._listing.is_listed
         planned = self._plan.total if is_listed else 0
         is_left = not is_listed or any(n for state, n in counts.items() if not state.is_final)
         return Ending(

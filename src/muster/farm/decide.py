@@ -13,7 +13,15 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
-from muster.farm.decisions import Decisions, Division, Policy, Send
+from muster.farm.decisions import (
+    Decisions,
+    Division,
+    Policy,
+    Send,
+    cause_of,
+    death_as_finished,
+    fingerprint,
+)
 from muster.farm.device_health import Blame, DeviceHealth, blame, done_on
 from muster.farm.events import (
     Capacity,
@@ -32,7 +40,6 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.halting import Halts, Waiting, let_go
-from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
     Pace,

@@ -1,13 +1,161 @@
-"""What the scheduler asks of the coordinator, and the policy it decides by. Values only."""
+"""What a failed attempt decides about its task, the policy that the scheduler decides by, and what
+it asks of the coordinator. Values and pure functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+import signal as signals
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from muster.farm.lifecycle import RetryPolicy
-from muster.farm.task import AttemptRecord, Finished, Task
+from muster.base.device_faults import looks_like_lost_device, looks_like_out_of_device_memory
+from muster.farm.events import WorkerDied
+from muster.farm.task import AttemptRecord, Finished, Outcome, Task
+
+#: A sentence for each outcome, used on screen and in the exported table.
+REASONS: dict[Outcome, str] = {
+    Outcome.OK: "finished",
+    Outcome.EXCEPTION: "raised an exception",
+    Outcome.BAD_RESULT: "gave something that cannot be recorded",
+    Outcome.DEVICE_OOM: "ran out of GPU memory",
+    Outcome.DEVICE_FAULT: "met a GPU that could not be used",
+    Outcome.BROKEN_CONTEXT: "broke the GPU context of its process",
+    Outcome.HOST_OOM: "was killed because the host ran out of memory",
+    Outcome.CRASH: "ended its process",
+    Outcome.TIMEOUT: "took longer than --timeout and was killed",
+    Outcome.PREEMPTED: "was preempted by the cluster",
+    Outcome.JOB_TIMEOUT: "was cut short by the time limit of its worker's job",
+    Outcome.LOST: "was interrupted with its worker's job or its run",
+    Outcome.STOPPED: "was stopped early on purpose",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How often each failure class is tried again, and after which pause.
+
+    ``retries`` bounds crashes, broken contexts and host out-of-memory; a device out-of-memory is
+    tried once more alone when it shared its device; ``device_fault_retries`` bounds attempts that a
+    broken device ended; a lost or preempted attempt is nobody's fault, counts apart and is only
+    bounded against loops. ``breaks_in_a_row``: how many contexts may break on a GPU that does
+    nothing between them.
+    """
+
+    retries: int = 1
+    exception_retries: int = 0
+    timeout_retries: int = 0
+    device_fault_retries: int = 5
+    breaks_in_a_row: int = 16
+    lost_limit: int = 20
+    backoff_s: float = 0.5
+    backoff_cap_s: float = 60.0
+    by_outcome: dict[Outcome, int] = field(default_factory=dict)
+
+    def limit(self, outcome: Outcome) -> int:
+        if outcome in self.by_outcome:
+            return self.by_outcome[outcome]
+        return {
+            Outcome.EXCEPTION: self.exception_retries,
+            Outcome.BAD_RESULT: 0,
+            Outcome.DEVICE_OOM: 0,
+            Outcome.DEVICE_FAULT: self.device_fault_retries,
+            Outcome.BROKEN_CONTEXT: self.retries,
+            Outcome.HOST_OOM: self.retries,
+            Outcome.CRASH: self.retries,
+            Outcome.TIMEOUT: self.timeout_retries,
+            Outcome.PREEMPTED: self.lost_limit,
+            Outcome.JOB_TIMEOUT: self.lost_limit,
+            Outcome.LOST: self.lost_limit,
+            Outcome.STOPPED: 0,
+        }[outcome]
+
+    def pause_s(self, tries: int, jitter: float) -> float:
+        """Exponential in ``tries`` (1, 2, …), capped, times a jitter factor in [0.5, 1]."""
+        return min(self.backoff_cap_s, self.backoff_s * 2.0 ** (tries - 1)) * (0.5 + jitter / 2)
+
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+#: How the words that name an error end; ranks and loggers may put something in front of them.
+_ERRORS = ("Error", "Exception", "Interrupt", "Exit")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def fingerprint(finished: Finished) -> str:
+    """Equal for failures with the same cause: the frames and the error's type, not its values.
+
+    Addresses are dropped everywhere and numbers in the message, so ``loss is 0.31`` and
+    ``loss is 0.29`` at the same line are one group.
+    """
+    frames = [line for line in finished.trace.splitlines() if line.startswith("  ")]
+    message = _NUMBER.sub("#", _ADDRESS.sub("0x", finished.message))
+    text = "\n".join([finished.outcome.value, *(_ADDRESS.sub("0x", f) for f in frames), message])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def outcome_of_error(type_names: Collection[str], text: str, *, on_gpu: bool = True) -> Outcome:
+    """What an error in a task means; ``on_gpu``: the task's slot is a GPU, which may be at fault.
+
+    >>> outcome_of_error(["RuntimeError"], "No CUDA GPUs are available").value
+    'device_fault'
+    """
+    if looks_like_out_of_device_memory(type_names, text):
+        return Outcome.DEVICE_OOM
+    if on_gpu and looks_like_lost_device(text):
+        return Outcome.DEVICE_FAULT
+    return Outcome.EXCEPTION
+
+
+def outcome_of_output(output: str, *, on_gpu: bool = True) -> Outcome:
+    """What the failure of a program means, judged by the last error that it printed."""
+    for line in reversed(output.splitlines()):
+        words = [word.rstrip(":") for word in line.split(maxsplit=5)[:5]]
+        names = [word.rpartition(".")[2] for word in words if word.endswith(_ERRORS)]
+        outcome = outcome_of_error(names, line, on_gpu=on_gpu)
+        if names or outcome is not Outcome.EXCEPTION:
+            return outcome
+    return Outcome.EXCEPTION
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV (11)``; unknown numbers stay numbers."""
+    try:
+        return f"{signals.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def death_as_finished(event: WorkerDied, killing: Outcome | None, seconds: float) -> Finished:
+    """The attempt that was running when its worker died; the caller fills in whose it was."""
+    if killing is not None:
+        outcome = killing
+    elif event.outcome is not None:
+        outcome = event.outcome
+    elif event.host_oom:
+        outcome = Outcome.HOST_OOM
+    else:
+        outcome = Outcome.CRASH
+    return Finished(
+        task_id=0,
+        token=0,
+        outcome=outcome,
+        started_s=0.0,
+        seconds=seconds,
+        log_start=event.log_start,
+        log_end=event.log_end,
+        peak_mib=None,
+        message=event.reason if killing is None else f"it {REASONS[killing]}",
+        trace=event.trace,
+        signal=event.signal,
+    )
+
+
+def cause_of(event: WorkerDied) -> str:
+    """Why a worker died, with the last it printed, which stands nowhere else if it never began."""
+    words = "; ".join([line.strip() for line in event.trace.splitlines() if line.strip()][-3:])
+    return f"{event.reason} (it printed: {words[-300:]})" if words else event.reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from muster.farm import wire
 from muster.farm.events import Divided, Logged, Results, Returned, WorkerDied, WorkerReady
 from muster.farm.executors import remote
 from muster.farm.executors.base import PilotLeft
-from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
@@ -71,7 +71,7 @@ def settle(
     ledger.record_waiting(accepted, values)
     for record in accepted:
         publish(folder, _key(ledger, record), record.token)
-    if request is None or not has_assigned(folder, needs_of_pilots(request, targets)):
+    if request is None or not has_assigned(folder, request.needs_of_pilots(targets)):
         ledger.recover()
         return []
     pilots = [pilot for pilot in left.pilots if pilot.slot_id < request.num_workers]

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from muster.base.shown_text import shown_line
 from muster.farm import canonical
 from muster.farm.canonical import short_key
+from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import LedgerReader, TaskRow
-from muster.farm.lifecycle import REASONS
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
 from muster.farm.template import is_command_of, is_number, to_number

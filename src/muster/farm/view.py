@@ -9,9 +9,11 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from muster.base.clock import human_duration
 from muster.base.journal import EVENTS
+from muster.base.shown_text import count
 from muster.farm.canonical import task_label
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
@@ -130,6 +132,78 @@ class RunView(NamedTuple):
     @property
     def num_ended(self) -> int:
         return self.num_done + self.num_failed + self.num_cancelled + self.num_stopped
+
+
+def view_of(picture: Mapping[str, Any]) -> RunView | None:
+    """A view from what `status.json` says; None where it says something else."""
+    known = {name: value for name, value in picture.items() if name in RunView._fields}
+    try:
+        workers = tuple(
+            WorkerLine(**{k: v for k, v in line.items() if k in WorkerLine._fields})
+            for line in known["workers"]
+        )
+        notes = tuple((str(kind), str(text)) for kind, text in known["notes"])
+        eta = known.get("eta")
+        if not all(isinstance(known[name], int) for name in ("total", "num_done", "num_running")):
+            return None
+        return RunView(
+            **{**known, "workers": workers, "notes": notes,
+               "eta": None if eta is None else Interval(*map(float, eta))}
+        )  # fmt: skip
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def rate_text(rate: float | None) -> str:
+    """``12.3/s``, or ``4.1/min`` and ``2.0/h`` for slow ones; empty when unknown."""
+    if not rate:
+        return ""
+    for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        if rate * seconds >= 1.0 or unit == "h":
+            value = rate * seconds
+            return f"{value:,.0f}/{unit}" if value >= 100 else f"{value:.1f}/{unit}"
+    return ""
+
+
+def eta_text(eta: Interval | None) -> str:
+    """``left 2.0 s to 3.1 s``: an interval, because a single number would be a guess."""
+    if eta is None:
+        return ""
+    low, high = human_duration(eta.low_s), human_duration(eta.high_s)
+    return f"left {low}" if low == high else f"left {low} to {high}"
+
+
+def left_text(view: RunView) -> str:
+    """``left 2.0 h to 3.1 h with 3 of 1,000 workers``: how many it is, where others still wait."""
+    states = [line.state for line in view.workers]
+    text, num_waiting = eta_text(view.eta), states.count("starting")
+    if not text or not num_waiting:
+        return text
+    num_at_work = states.count("running") + states.count("idle")
+    return f"{text} with {num_at_work:,} of {count(num_at_work + num_waiting, 'worker')}"
+
+
+def counts_text(view: RunView) -> str:
+    counts = {
+        "failed": view.num_failed,
+        "stopped early": view.num_stopped,
+        "cancelled": view.num_cancelled,
+        "tried again": view.num_retried,
+    }
+    parts = [f"{number:,} {word}" for word, number in counts.items() if number]
+    return ", ".join([f"{view.num_done:,} done", *parts, f"{view.num_running} running"])
+
+
+def plain_line(view: RunView) -> str:
+    share = 100 * view.num_ended / view.total if view.total else 100.0
+    parts = [
+        f"{view.name}: {view.num_ended:,}/{view.total:,} ({share:.0f} %)",
+        counts_text(view),
+        rate_text(view.rate),
+        left_text(view) if view.num_ended < view.total else "",
+        "" if view.phase in ("running", "ending") else view.phase,
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 _MAX_NOTES = 100

@@ -10,21 +10,16 @@ at the end, and a reaper does that for a launcher that is killed with -9.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import os
-import re
-import secrets
 import selectors
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from muster.base import processes
 from muster.base.codec import read_json
@@ -34,14 +29,9 @@ from muster.base.errors import (
     EXIT_REQUEUE,
     EXIT_SETUP,
     EXIT_SOME_FAILED,
-    MissingPackageError,
     MusterError,
-    SetupError,
-    how_to_install,
 )
 from muster.base.journal import EVENTS, Tail, last_lines
-from muster.base.reaper import Reaper
-from muster.base.settings import RUN_MARKER, child_environment, waiting_threads
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.gang.blame import (
     RankEnd,
@@ -50,10 +40,10 @@ from muster.gang.blame import (
     read_rank_error,
     report,
 )
+from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.gang.spec import Entry, GangSpec
+from muster.run.state import last_word
 
-#: As in pyproject.toml, which pip does not look at where the extra was not asked for.
-OLDEST_TORCH = (2, 7)
 _TURN_S = 0.05
 #: As many lines as an aborted process prints: every thread's stack, in Python and in C.
 _TAIL_LINES = 400
@@ -69,7 +59,8 @@ class GangEnding:
     """How a gang ended. ``report``: at most ten lines, none when all is well.
 
     ``stopped_by``: the name of the signal that ended it, "" for none; ``stall``: what the watchdog
-    said; ``is_moving``: it has saved only to go on on other devices.
+    said; ``is_moving``: it has saved only to go on on other devices; ``word``: what a rank has left
+    behind about how it ended.
     """
 
     exit_code: int
@@ -78,74 +69,7 @@ class GangEnding:
     stopped_by: str = ""
     stall: str = ""
     is_moving: bool = False
-
-
-class SupervisorHandle(contextlib.AbstractContextManager["SupervisorHandle"]):
-    """A supervisor that is starting up; a context that leaves nothing running."""
-
-    def __init__(self, *, forks: bool) -> None:
-        # Orphans of ranks become our children, so that no zombie of theirs stays.
-        self._was_subreaper = processes.set_subreaper(True)
-        self.forks = forks
-        self.mark = f"gang-{secrets.token_hex(8)}"
-        self.ooms_before = processes.out_of_memory_kills()
-        self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self._reaper = Reaper(self.mark)
-        self._reaper.start()
-        # Its own BLAS has one thread, or it could not be forked; ranks get their share.
-        environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1", **waiting_threads()}
-        command = [sys.executable, "-u", "-P", "-m", "muster.supervisor.main", str(os.getpid())]
-        self.process = subprocess.Popen(
-            [*command, *(["fork"] if forks else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.words,
-            start_new_session=True,
-            env=child_environment(environment),
-        )
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check(self) -> None:
-        self._reaper.check()
-
-    def close(self) -> None:
-        """End whatever still runs. May be called again."""
-        if self.words.closed:
-            return
-        processes.signal_group(self.process.pid, processes.KILL)
-        processes.end_marked(self.mark, [self.process.pid])
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        self.words.close()
-        self._reaper.dismiss()
-        processes.set_subreaper(self._was_subreaper)
-
-
-def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
-    """Start the supervisor early: it imports torch while the caller still decides what to run.
-
-    ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``. Raises
-    MissingPackageError where torch is not installed, SetupError where it is too old.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("Starting ranks", "torch", "torch")
-    from importlib import metadata
-
-    with contextlib.suppress(metadata.PackageNotFoundError):  # it is on the path and not installed
-        found = metadata.version("torch")
-        numbers = re.match(r"(\d+)\.(\d+)", found)
-        if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
-            oldest = ".".join(map(str, OLDEST_TORCH))
-            raise SetupError(
-                f"Starting ranks needs torch {oldest} or newer, and torch {found} is installed.",
-                hint=f"{how_to_install('torch')}.",
-            )
-    return SupervisorHandle(forks=forks)
+    word: Mapping[str, Any] = field(default_factory=dict)
 
 
 def launch_gang(
@@ -405,9 +329,10 @@ class _Launch:
     def _ending(self, broken: str) -> GangEnding:
         report_lines, code = self._report, EXIT_OK
         folder = self._spec.folder
+        word = last_word(folder)
         state = self._done.get("state", "")
         if self._stopped_by:
-            code = self._code_of_stop()
+            code = self._code_of_stop(word.get("ending"))
         elif broken or state == "broken":
             words = broken or self._done["message"]
             log = folder.agent_log(self._spec.node_rank)
@@ -416,7 +341,7 @@ class _Launch:
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
             report_lines = report_lines or self._stall_report()
-        if code == EXIT_OK and not self._stopped_by and self._recorded_ending() == "requeue":
+        if code == EXIT_OK and not self._stopped_by and word.get("ending") == "requeue":
             code = EXIT_REQUEUE
         return GangEnding(
             exit_code=code,
@@ -425,27 +350,19 @@ class _Launch:
             stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
             stall=self._stall,
             is_moving=self._is_moving and code == EXIT_REQUEUE,
+            word=word,
         )
 
-    def _code_of_stop(self) -> int:
+    def _code_of_stop(self, recorded: object) -> int:
         """The exit code of a stopped gang: 75 if the same command goes on from where it stopped.
 
         A training does; another program only if it says so.
         """
-        recorded = self._recorded_ending()
         has_ended = self._done.get("state") == "succeeded" and recorded != "requeue"
         if recorded == "finished" or has_ended:  # before it heard of the signal
             return EXIT_OK
         can_go_on = recorded == "requeue" or isinstance(self._spec.program, Entry)
         return stop_code(self._stopped_by) if can_go_on else EXIT_INTERRUPTED
-
-    def _recorded_ending(self) -> str:
-        """The ending that the ranks have recorded; "" for none."""
-        with contextlib.suppress(MusterError):
-            if self._spec.folder.ending_json.exists():
-                record = read_json(self._spec.folder.ending_json, "ending.json")
-                return str(record.get("ending")) if isinstance(record, dict) else ""
-        return ""
 
     def _stall_report(self) -> tuple[str, ...]:
         stacks = self._spec.folder.logs / "rank-*.stack"

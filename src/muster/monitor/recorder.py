@@ -17,7 +17,7 @@ from muster.base.clock import Clock, SystemClock
 from muster.base.errors import MusterError, UsageError
 from muster.base.settings import Settings
 from muster.base.signals import handled
-from muster.devices.nvml_usage import usage_source
+from muster.devices.nvml_usage import GpuUsage, usage_source
 from muster.monitor.sample import Sampler, rows
 from muster.monitor.sinks import Sink, open_sink
 from muster.run.folder import RunFolder
@@ -28,14 +28,15 @@ _PATIENCE_S = 2.0
 
 def record_run(
     folder: RunFolder,
-    uuids: Collection[str],
+    uuids: Callable[[], Collection[str]],
     interval_s: float,
     settings: Settings,
     say: Callable[[str], None],
     *,
     node_rank: int = 0,
 ) -> AbstractContextManager[object]:
-    """A context that samples the host and the GPUs ``uuids`` into the run's folder.
+    """A context that samples the host and the GPUs ``uuids`` into the run's folder, where those of
+    the moment count: a run may give some back and take others.
 
     ``interval_s`` 0: nothing is recorded. What goes wrong is said once and ends the recording only.
     """
@@ -43,12 +44,26 @@ def record_run(
         return nullcontext()
     clock = SystemClock()
     return Recorder(
-        lambda: Sampler(usage_source(settings, tuple(uuids)), clock),
+        lambda: Sampler(_UsageOf(uuids, settings), clock),
         lambda: open_sink(folder.monitor_csv(node_rank)),
         interval_s,
         clock,
         say,
     )
+
+
+class _UsageOf:
+    """The usage of the GPUs that ``uuids`` names when it is asked."""
+
+    def __init__(self, uuids: Callable[[], Collection[str]], settings: Settings) -> None:
+        self._uuids, self._settings = uuids, settings
+        self._known: frozenset[str] = frozenset()
+        self._source = usage_source(settings, ())
+
+    def read(self, *, quick: bool = False) -> tuple[GpuUsage, ...]:
+        if (now := frozenset(self._uuids())) != self._known:
+            self._source, self._known = usage_source(self._settings, now), now
+        return self._source.read(quick=quick)
 
 
 class Recorder:

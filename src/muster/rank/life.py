@@ -8,55 +8,31 @@ an agent are the same here; what differs is a ``Trainer``.
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import os
+import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import torch
-import torch.distributed as dist
+from types import FrameType
+from typing import Any, Literal, NamedTuple, Self
 
 from muster.base.atomic_files import disk_error, explain_os_error
 from muster.base.code import Code
 from muster.base.codec import decode, write_json
 from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
+from muster.base.signals import ENDING, WARNING, handled
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology, read_topology
-from muster.rank.checkpoint import (
-    CheckpointWriter,
-    agree_on_best,
-    intact_best,
-    newest_intact,
-    put_back,
-)
-from muster.rank.checkpoint_files import (
-    load_state,
-    optimizer_scalars,
-    read_extra,
-    step_folder,
-)
 from muster.rank.process_group import Gang, joined
-from muster.rank.stop import Interval, StopFlag
-from muster.rank.task import check_code, code_of_task
+from muster.rank.state import Say, Start, State
+from muster.rank.task import code_of_task
 from muster.run.folder import RunFolder
 
-Say = Callable[[str], None]
 Results = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a rank begins with. ``say`` is silent on all ranks but the first."""
-
-    gang: Gang
-    folder: RunFolder
-    say: Say
-    code: Code
-    allow_changed_code: bool
 
 
 class Decision(NamedTuple):
@@ -73,7 +49,7 @@ class Trainer(ABC):
     """
 
     gang: Gang
-    checkpoints: CheckpointWriter
+    state: State
 
     @abstractmethod
     def begin(self) -> None:
@@ -238,92 +214,21 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
             BEACON.phase = "evaluation"
             is_best = trainer.evaluate()
         if is_best or decision.save or decision.stop or interval.is_due_at(status.updates):
+            BEACON.phase = "checkpoint"
             trainer.save(is_best=is_best)
             interval.done()
         if decision.stop:
-            trainer.checkpoints.wait()
+            trainer.state.wait()
             return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+    BEACON.phase = "checkpoint"
     trainer.save(is_best=False, at_end=True)
-    trainer.checkpoints.wait()
+    trainer.state.wait()
     trainer.gang.council.meet()
     return Ending("finished", over)
 
 
 def _silent(text: str) -> None:
     return
-
-
-# ------------------------------------------------------------------------- what trainers share
-
-
-def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:
-    """The newest whole checkpoint and its JSON values, the same on every rank.
-
-    Raises PlanMismatchError, on every rank, where it is of other code.
-    """
-    gang, folder, step = start.gang, start.folder.checkpoints, None
-    if gang.is_first:
-        put_back(folder)
-        step = newest_intact(folder, start.say)
-    step = gang.council.share(step)
-    checkpoint = None if step is None else step_folder(folder, step)
-    extra = {} if checkpoint is None else read_extra(checkpoint)
-    check_code(
-        extra.get("code", {}), start.code, gang, start.folder, start.say,
-        allow_changed=start.allow_changed_code,
-    )  # fmt: skip
-    return checkpoint, extra
-
-
-def state_record(
-    gang: Gang,
-    code: Code,
-    progress: Any,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-) -> dict[str, Any]:
-    """The JSON values of every checkpoint, from which ``newest_state`` and ``restore`` go on."""
-    return {
-        "progress": dataclasses.asdict(progress),  # a copy: it is written later
-        "code": code,
-        "scaler": scaler.state_dict() if scaler is not None else None,
-        "optimizer_scalars": optimizer_scalars(model, optimizer),
-        "num_ranks": gang.num_ranks,
-    }
-
-
-def restore(
-    start: Start,
-    checkpoint: Path,
-    extra: Mapping[str, Any],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-    group: dist.ProcessGroup | None = None,
-) -> None:
-    """Bring model, optimizer and loss scaling to the state in ``checkpoint``."""
-    load_state(checkpoint, model, optimizer, extra["optimizer_scalars"], group)
-    if scaler is not None and extra.get("scaler"):
-        scaler.load_state_dict(extra["scaler"])
-    if start.gang.is_first:
-        progress = extra["progress"]
-        agree_on_best(start.folder.checkpoints, progress["best_step"], progress["best"])
-
-
-def load_best(
-    gang: Gang,
-    folder: RunFolder,
-    say: Say,
-    model: torch.nn.Module,
-    group: dist.ProcessGroup | None = None,
-) -> int | None:
-    """Bring ``model`` to the best checkpoint, or leave it as it ended; returns the step."""
-    step = gang.council.share(intact_best(folder.checkpoints, say) if gang.is_first else None)
-    if step is None:
-        return None
-    load_state(step_folder(folder.checkpoints, step), model, None, {}, group)
-    return int(step)
 
 
 @contextmanager
@@ -355,13 +260,6 @@ class NonFinite(MusterError):
     """A loss, a parameter or an input is infinite or not a number."""
 
     exit_code = EXIT_SOME_FAILED
-
-
-def is_improvement(value: float, best: float | None, *, higher_is_better: bool) -> bool:
-    """Whether a monitored value is the best so far; NaN never is."""
-    if value != value:
-        return False
-    return best is None or (value > best if higher_is_better else value < best)
 
 
 @contextmanager
@@ -396,3 +294,69 @@ def _tell_requeue(folder: RunFolder, gang: Gang, status: Status) -> None:
         values = {"ending": "requeue", "step": status.step, "total_steps": status.total_steps}
         write_json(folder.ending_json, {**values, "exit": EXIT_REQUEUE})
     gang.council.meet()
+
+
+# -------------------------------------------------- asked to stop, and when a checkpoint is due
+
+#: A batch system signals all processes, and the launcher passes the same signal on.
+_ECHO_S = 3.0
+
+
+class StopFlag:
+    """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step.
+
+    So does ``is_cancelled``, which is asked at every step.
+    """
+
+    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        self.name = ""
+        self._is_set = False
+        self._is_cancelled = is_cancelled
+        self._ending_since_s: float | None = None
+        self._context = ExitStack()
+
+    def __enter__(self) -> Self:
+        # TERM and USR1 come from our launcher, whatever its own caller has ignored.
+        taken = handled(ENDING, self._on_signal, always=("SIGTERM", WARNING))
+        self._context.enter_context(taken)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+
+    @property
+    def is_set(self) -> bool:
+        if not self._is_set and self._is_cancelled():
+            self._is_set, self.name, self._ending_since_s = True, "muster cancel", 0.0
+        return self._is_set
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # USR1 only warns: it is neither the first of two nor the second, which ends a rank at once.
+        if number != getattr(signal, WARNING, None):
+            now_s = time.monotonic()
+            if self._ending_since_s is None:
+                self._ending_since_s = now_s
+            elif now_s - self._ending_since_s > _ECHO_S:
+                os._exit(128 + number)
+        if not self._is_set:
+            self._is_set, self.name = True, signal.Signals(number).name
+
+
+class Interval:
+    """When a checkpoint is due: every so many seconds (as rank 0 counts) or steps."""
+
+    def __init__(self, *, seconds: float | None, steps: int | None, is_first: bool) -> None:
+        self._seconds = seconds if is_first else None
+        self._steps = steps
+        self._due_s = math.inf if self._seconds is None else time.monotonic() + self._seconds
+
+    def is_due(self) -> bool:
+        """Whether the time has come; it is only ever true on rank 0, whose clock counts for all."""
+        return time.monotonic() >= self._due_s
+
+    def is_due_at(self, step: int) -> bool:
+        return self._steps is not None and step % self._steps == 0
+
+    def done(self) -> None:
+        if self._seconds is not None:
+            self._due_s = time.monotonic() + self._seconds

@@ -36,9 +36,10 @@ from muster.base.metric_log import (
 )
 from muster.base.settings import variable
 from muster.rank.curves import draw_curves
-from muster.rank.life import Results, Say
+from muster.rank.life import Results
 from muster.rank.meter import peak_memory_mib
 from muster.rank.process_group import Gang
+from muster.rank.state import Say
 from muster.run.folder import RunFolder
 
 #: In the file of a task, the line from which on the lines of this training stand.

@@ -21,8 +21,8 @@ from muster.rank.task import name_of, raise_together, rehearsing, tried
 from muster.rl import streams
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, Split, VectorEnv
-from muster.rl.intervals import interval
 from muster.rl.policy import Policy
+from muster.rl.statistics import interval
 from muster.rl.task import AgentTask, make_environments
 
 #: A player that needs no network: (observation, number of the step) -> actions.

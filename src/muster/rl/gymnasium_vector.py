@@ -46,12 +46,13 @@ class GymnasiumEnvs:
     returned is on ``place.device``.
 
     Autoreset modes:
-        disabled: with Gymnasium's sync and async vectorization every episode is started with a
-            seed of its own, a function of (``place.seed``, number of the environment, number of
-            the episode), and ``restore`` repeats episodes exactly. Others get one seed at
-            ``reset``.
-        same-step: the final observation is read from ``final_obs`` of the infos.
-        next-step: a step that only starts an episode is not ``valid``.
+
+    - disabled: with Gymnasium's sync and async vectorization every episode is started with a
+      seed of its own, a function of (``place.seed``, number of the environment, number of the
+      episode), and ``restore`` repeats episodes exactly. Others get one seed at ``reset``.
+    - same-step: the final observation is read from ``final_obs`` of the infos.
+    - next-step: a step that only starts an episode is not ``valid``.
+
     In the last two the environments draw the starts of later episodes themselves, so ``restore``
     gives None, and what is drawn depends on how environments are split over objects.
 

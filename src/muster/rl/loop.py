@@ -10,23 +10,21 @@ import torch
 
 from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
-from muster.rank.checkpoint import Snapshot
-from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
 from muster.rank.life import (
     Decision,
+    Interval,
     Results,
-    Start,
     Status,
+    StopFlag,
     Trainable,
     Trainer,
     be_rank,
     live,
     memory_explained,
-    state_record,
 )
 from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, mix, seed_everything
-from muster.rank.stop import Interval, StopFlag
+from muster.rank.state import Start
 from muster.rank.sync import check_identical
 from muster.rl.config import PpoConfig
 from muster.rl.losses import gae, normalise_advantages
@@ -48,7 +46,7 @@ class AgentTrainer(Trainer):
     def __init__(self, run: AgentRun) -> None:
         self.run = run
         self.gang = run.gang
-        self.checkpoints = run.checkpoints
+        self.state = run.state
         self._reporter = Reporter(
             run.gang, run.folder, run.progress.steps, run.say,
             with_tensorboard=run.config.tensorboard,
@@ -169,8 +167,6 @@ class AgentTrainer(Trainer):
 
 def save(run: AgentRun, *, is_best: bool) -> None:
     """Keep the state as it is now, between two updates; the writing goes on in the background."""
-    BEACON.phase = "checkpoint"
-    council, policy, optimizer = run.gang.council, run.policy, run.optimizer
     rows = {
         **{f"env/{name}": value for name, value in run.env.state().items()},
         **{f"memory/{name}": value for name, value in run.carry.state.items()},
@@ -179,27 +175,16 @@ def save(run: AgentRun, *, is_best: bool) -> None:
         "discounted": run.discounted,
     }
     extra = {
-        **state_record(run.gang, run.code, run.progress, policy, optimizer, run.scaler),
         "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},
         "window": run.window.to_record(),
-        "envs_per_rank": council.gather(run.place.num_envs),
+        "envs_per_rank": run.gang.council.gather(run.place.num_envs),
         "steps_per_env": run.carry.num_steps,
         "env_seed": run.place.seed,
         "task": run.task.identity(),
         "ends": [run.config.num_steps, run.config.num_episodes],
     }
-    run.checkpoints.save(
-        Snapshot(
-            step=run.progress.steps,
-            tensors={
-                **model_tensors(policy),
-                **optimizer_tensors(policy, optimizer),
-                **with_rank(rows, run.gang.rank),
-            },
-            extra=extra,
-            best=run.progress.best if is_best else None,
-        )
-    )
+    tensors = with_rank(rows, run.gang.rank)
+    run.state.save(run.progress.steps, run.progress, extra, tensors, is_best=is_best)
 
 
 def _collect(run: AgentRun) -> Rollout:

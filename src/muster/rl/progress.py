@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from muster.rank.life import is_improvement
+from muster.rank.state import Standing
 from muster.rl.config import PpoConfig
 
 
@@ -106,7 +105,7 @@ _LEAST_EVALUATIONS = 5
 
 
 @dataclass(kw_only=True)
-class AgentProgress:
+class AgentProgress(Standing):
     """``steps`` and ``episodes`` are those of all environments of all ranks.
 
     ``smoothed``: moving average of the validation return; ``smoothed_best``, ``episodes_at_best``
@@ -116,13 +115,10 @@ class AgentProgress:
     updates: int = 0
     steps: int = 0
     episodes: int = 0
-    best: float | None = None
-    best_step: int | None = None
     smoothed: float | None = None
     smoothed_best: float | None = None
     episodes_at_best: int = 0
     evaluations_since_best: int = 0
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def judge(self, value: float, total: float, *, higher_is_better: bool) -> bool:
         """Take note of an evaluation: the monitored ``value`` and the mean return ``total``.
@@ -139,10 +135,7 @@ class AgentProgress:
             self.evaluations_since_best = 0
         else:
             self.evaluations_since_best += 1
-        is_better = is_improvement(value, self.best, higher_is_better=higher_is_better)
-        if is_better:
-            self.best, self.best_step = value, self.steps
-        return is_better
+        return self.improves(value, self.steps, higher_is_better=higher_is_better)
 
 
 @dataclass(frozen=True, kw_only=True)

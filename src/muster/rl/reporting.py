@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
-from muster.rank.life import Results, load_best
+from muster.rank.life import Results
 from muster.rank.record import write_results
 from muster.rl.environment import Split
 from muster.rl.evaluation import Episodes, play
@@ -132,7 +132,7 @@ def _values(episodes: Episodes) -> dict[str, list[float]]:
 def sum_up(run: AgentRun, why: str) -> Results:
     """Play the best policy on validation and test and write the results; same on every rank."""
     config, progress, folder = run.config, run.progress, run.folder
-    chosen = load_best(run.gang, folder, run.say, run.policy)
+    chosen = run.state.restore_best()
     if chosen is not None:
         run.policy.normaliser.renew()
     metrics = {str(split): evaluate(run, split) for split in run.task.judged_on}

@@ -22,17 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.base.code import Code
 from muster.base.codec import decode
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.shown_text import count
-from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.checkpoint_files import read_shapes, read_tensors
-from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
-from muster.rank.seeding import MODEL, STEP, mix, seed_everything, use_deterministic
+from muster.rank.seeding import STEP, mix, seed_everything, use_deterministic
+from muster.rank.state import Say, Start, State, newest_state, seed_model
 from muster.rank.task import check_gives
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
@@ -72,10 +70,9 @@ class AgentRun:
     window: Window
     limits: AgentLimits
     progress: AgentProgress
-    checkpoints: CheckpointWriter
+    state: State
     clock: PhaseClock
     num_parameters: int
-    code: Code
     measured: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -137,7 +134,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     env = make_environments(task, "train", place)
     for line in task.remarks():
         say(line)
-    seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
+    seed_model(config)
     policy = task.policy(env.spec)
     check_gives(task.policy, policy, Policy)
     policy.normaliser.enabled = config.normalize_observations
@@ -146,7 +143,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         "ddp" if gang.num_ranks > 1 else "single", policy, gang, precision, has_unused=False
     )
     optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5)
-    num_envs, device = config.num_envs, gang.device
+    num_envs, device, scaler = config.num_envs, gang.device, precision.scaler()
     run = AgentRun(
         task=task,
         config=config,
@@ -159,7 +156,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         policy=policy,
         replica=replica,
         optimizer=optimizer,
-        scaler=precision.scaler(),
+        scaler=scaler,
         return_scale=ReturnScale().to(device),
         actor=Actor(policy, env.spec, precision, compiled=config.compile),
         carry=Carry(
@@ -172,23 +169,16 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         window=_window(env.spec, config, gang),
         limits=AgentLimits.of(config),
         progress=AgentProgress(),
-        checkpoints=CheckpointWriter(
-            folder.checkpoints,
-            rank=gang.rank,
-            num_ranks=gang.num_ranks,
-            is_sharded=True,  # every rank has environments of its own
-            keep=config.keep,
-            say=say,
-        ),
+        # Sharded: every rank has environments of its own.
+        state=State(start, policy, optimizer, scaler, is_sharded=True, keep=config.keep),
         clock=PhaseClock(device),
         num_parameters=sum(p.numel() for p in policy.parameters()),
-        code=start.code,
     )
     if checkpoint is None:
         run.carry.observation = env.reset()
         check_observation(task, env.spec, run.carry.observation)
     else:
-        _go_on(run, checkpoint, extra, start)
+        _go_on(run, checkpoint, extra)
     if run.limits.is_over(run.progress) is None:
         one = partial(place_of, config, gang, num_envs=1)
         rehearse(task, policy, env.spec, gang, config.seed, one, say)
@@ -205,9 +195,9 @@ def _check_same_task(before: Mapping[str, str], now: Mapping[str, str], folder: 
         )
 
 
-def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any], start: Start) -> None:
+def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> None:
     council, say = run.gang.council, run.say
-    restore(start, checkpoint, extra, run.policy, run.optimizer, run.scaler)
+    run.state.restore(checkpoint, extra)
     run.policy.normaliser.renew()
     scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in extra["return_scale"].items()}
     run.return_scale.load_state_dict(scale)

@@ -105,7 +105,7 @@ def end_for_nan(run: AgentRun, what: str, look: str) -> NoReturn:
 
     ``what`` is no number; ``look``: what helps, after a lower learning rate.
     """
-    run.checkpoints.wait()
+    run.state.wait()
     run.gang.council.meet()
     raise NonFinite(
         f"{what} is no longer a number in update {run.progress.updates + 1}, after step "

@@ -3,14 +3,18 @@
 runs/<name>/
   run.json            what was asked: target, space, options, environment, command line
   ledger.sqlite       the durable record: every task, attempt and result
+  ledger.segment      what was recorded since the last copy, where the ledger works on a local disk
   events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
   status.json         the last known picture of a run that is under way
   identity.json       the id of this very folder; a copy of it gets another one
   devices.json        which devices it is to have, where somebody has said so since it was begun
+  spent.json          the device hours that were used under a limit, such as --max-gpu-hours
   run.lock            held while a coordinator runs
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
   logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
   logs/rank-3.error.json  the exception that ended it; logs/rank-3.stack where it stood in a stall
+  logs/command.log    what the command itself printed that was started with --detach; command.log.1
+                      what it had printed before that
   logs/agent.log      the log of the supervisor, which starts the ranks and watches over them
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
@@ -22,6 +26,7 @@ runs/<name>/
   requests/           which session works on the run, and what others have asked of it
   results.parquet     one row per task; results.csv is the same
   table.csv, figures/ what a recipe makes of the results
+  cells/NAME/         of a run from a notebook: the module that its function or class became
   report/index.html   all of it on one page, which holds its pictures and can be sent away
   metrics.jsonl       a line per optimizer step and evaluation of a training
   tb/                 the same for TensorBoard; of a sweep a folder for each task
@@ -51,6 +56,9 @@ runs/<name>/
   slurm/              of a gang on SLURM: job.sh as it was sent, job.json which job that became,
                       job-812.log what it printed, job-812.cancelled: somebody has cancelled it
   elements/7/         with --array: the run folder of element 7, until `muster collect`
+
+The folder of an experiment with phases has a run folder for each phase, experiment.json (what was
+asked) and phases.jsonl (how phases began and ended).
 """
 
 from __future__ import annotations
@@ -66,6 +74,8 @@ from muster.base.settings import CHECKPOINT_DIR, variable
 
 #: What a command leaves in ``MUSTER_TASK_DIR``: a JSON object, the result of the task.
 RESULT_FILE = "result.json"
+#: What the folder of an experiment with phases has, instead of a run.json.
+EXPERIMENT_FILE = "experiment.json"
 
 
 def default_root() -> Path:
@@ -116,6 +126,10 @@ class RunFolder:
         return self.path / "devices.json"
 
     @property
+    def spent_json(self) -> Path:
+        return self.whole / "spent.json"  # the stages of a map have one amount
+
+    @property
     def lock(self) -> Path:
         return self.path / "run.lock"
 
@@ -137,6 +151,10 @@ class RunFolder:
 
     def agent_log(self, node_rank: int) -> Path:
         return self.logs / ("agent.log" if node_rank == 0 else f"agent-{node_rank}.log")
+
+    @property
+    def command_log(self) -> Path:
+        return self.logs / "command.log"
 
     @property
     def ending_json(self) -> Path:
@@ -366,7 +384,8 @@ class RunFolder:
     @property
     def whole(self) -> Path:
         """The folder of the whole map where this is one of its earlier stages; else this one."""
-        return self.path.parent.parent if self.path.parent.name == "stages" else self.path
+        is_stage = self.path.parent.name == "stages" and self.path.name.isdigit()
+        return self.path.parent.parent if is_stage else self.path
 
     @property
     def model(self) -> Path:

@@ -111,6 +111,7 @@ def plain_options(options: Any) -> dict[str, Any]:
     """Options as JSON has them, without those for one start: `muster resume` repeats the others."""
     lasting = dataclasses.replace(options, allow_changed_code=False, restart=False)
     plain: dict[str, Any] = as_read_back(lasting)
+    plain.pop("is_chosen_anew", None)
     return plain
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from muster.base import cells
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import (
@@ -54,7 +55,7 @@ def hold(folder: RunFolder) -> Iterator[None]:
         finally:
             # This folder may have been moved aside meanwhile, and the name may now be that of a new
             # run: then the file is another process's and stays.
-            if _holder(folder) == str(os.getpid()):
+            if holder(folder) == str(os.getpid()):
                 with suppress(OSError):
                     pid_file.unlink(missing_ok=True)
 
@@ -148,8 +149,8 @@ def _lock_request() -> bytes:
 
 
 def _busy(folder: RunFolder) -> SetupError:
-    holder = _holder(folder)
-    who = f"process {holder}" if holder else "another process"
+    known = holder(folder)
+    who = f"process {known}" if known else "another process"
     return SetupError(
         f"{folder.path} is being worked on by {who}.",
         hint=f"watch it with `muster status {folder.path}`, or end it with "
@@ -157,7 +158,7 @@ def _busy(folder: RunFolder) -> SetupError:
     )
 
 
-def _holder(folder: RunFolder) -> str:
+def holder(folder: RunFolder) -> str:
     """The holder's process id, with its host if that is another one; "" where it is not known."""
     try:
         pid, _, host = folder.lock.with_suffix(".pid").read_text().partition(" ")
@@ -168,7 +169,7 @@ def _holder(folder: RunFolder) -> str:
 
 
 def _is_alive_here(folder: RunFolder) -> bool:
-    pid, _, elsewhere = _holder(folder).partition(" ")
+    pid, _, elsewhere = holder(folder).partition(" ")
     if not pid.isdigit() or elsewhere:
         return False
     try:
@@ -179,6 +180,9 @@ def _is_alive_here(folder: RunFolder) -> bool:
         return True
     return True
 
+
+#: Are told the folder of a run once its work begins here, which somebody may wait for.
+on_begin: list[Callable[[RunFolder], None]] = []
 
 #: Makes the record that a folder shall have of the one that it has (None: it has none); raises
 #: where the run may not begin or go on.
@@ -193,7 +197,7 @@ class Session:
         self._where = {} if node is None else {"node": node}
         self._mailbox = mailbox
         self._journal: Journal | None = None
-        self._has_ended = False
+        self._has_ended = self._is_over = False
 
     def is_cancelled(self) -> bool:
         return self._mailbox is not None and self._mailbox.is_cancelled()
@@ -206,6 +210,8 @@ class Session:
         """Write down that the work begins; the journal is for what happens to it."""
         self._journal = Journal(self._folder.events, SystemClock())
         self._journal.write("start", **fields, **self._where)
+        for tell in on_begin:
+            tell(self._folder)
         return self._journal
 
     def end(self, **fields: Any) -> None:
@@ -214,14 +220,29 @@ class Session:
         self._has_ended = True
         self._journal.write("end", **self._where, **fields)
 
+    def note(self, event: str, **fields: Any) -> None:
+        """Write down something that happens to the run; nothing before it has begun."""
+        if self._journal is not None:
+            self._journal.write(event, **self._where, **fields)
+
+    def over(self, exit_code: int) -> None:
+        """Write down what came of all of it, where that is known only after its end: when the
+        table or the output is written."""
+        assert self._journal is not None
+        self._is_over = True
+        with suppress(OSError):  # the caller knows it all the same
+            self._journal.write("over", exit_code=exit_code, **self._where)
+
     def close(self, error: BaseException | None) -> None:
         """``error``: what ends the session, None where nothing does."""
         if self._journal is None:
             return
-        if error is not None and not self._has_ended:
+        if error is not None and not self._is_over:
+            tell = self._journal.write
             with suppress(OSError):  # the error itself matters more
                 why = {"error": str(error)} if isinstance(error, MusterError) else {}
-                self.end(exit_code=_code_of(error), **why)
+                word = "over" if self._has_ended else "end"
+                tell(word, exit_code=_code_of(error), **why, **self._where)
         self._journal.close()
 
 
@@ -267,6 +288,7 @@ def _renew(folder: RunFolder, renew: Renew) -> None:
             hint="choose another --run-dir, or restore run.json from a copy.",
         )
     record = renew(before)
+    cells.place(folder.path)
     if record != before:
         write_run(folder, record)
 

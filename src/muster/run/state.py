@@ -209,13 +209,15 @@ def last_ending(folder: RunFolder) -> int | None:
 
 
 def is_between_starts(folder: RunFolder) -> bool:
-    """Whether ranks have ended to go on on other devices, and are about to begin there."""
+    """Whether ranks have ended only to begin again, perhaps on other devices, and are about to."""
     try:
         is_recent = time.time() - folder.events.stat().st_mtime < _BETWEEN_STARTS_S
     except OSError:
         return False
     last = _last(folder, "start", "end") if is_recent else None
-    return last is not None and last["event"] == "end" and bool(last.get("is_moving"))
+    if last is None or last["event"] != "end":
+        return False
+    return bool(last.get("is_moving") or last.get("starts_again"))
 
 
 def last_report(folder: RunFolder) -> tuple[str, ...]:

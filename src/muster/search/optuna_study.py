@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,10 +282,15 @@ def _one_thread(is_needed: bool) -> Iterator[None]:
 
 
 def to_optuna(
-    spec: SearchSpec, trials: list[Trial], storage: Any = None, name: str = "muster"
+    spec: SearchSpec,
+    trials: list[Trial],
+    storage: Any = None,
+    name: str = "muster",
+    spans: Mapping[int, tuple[float, float]] | None = None,
 ) -> Any:
     """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such
-    as ``sqlite:///optuna.db``. Raises what Optuna raises where there is a study of that name."""
+    as ``sqlite:///optuna.db``; ``spans``: when a trial began and ended, in seconds since 1970, now
+    where that is unknown. Raises what Optuna raises where there is a study of that name."""
     package = import_optuna("An export to Optuna")
     known = optuna_distributions(spec)
     with _quiet(package):
@@ -298,23 +304,30 @@ def to_optuna(
             state, values, steps = outcome_of(spec, trial)
             own = {name: trial.params[name] for name in trial.params if name in known}
             inside = own if is_inside(spec, own) else {}
-            study.add_trial(
-                package.trial.create_trial(
-                    state=package.trial.TrialState[
-                        "RUNNING" if trial.state == "running" else state
-                    ],
-                    params=_to_optuna(spec, inside),
-                    distributions={name: known[name] for name in inside},
-                    values=values,
-                    intermediate_values=steps,
-                    user_attrs=_remarks(spec, trial),
-                    system_attrs=constraints_of(spec, trial),
-                )
+            made = package.trial.create_trial(
+                state=package.trial.TrialState["RUNNING" if trial.state == "running" else state],
+                params=_to_optuna(spec, inside),
+                distributions={name: known[name] for name in inside},
+                values=values,
+                intermediate_values=steps,
+                user_attrs=_remarks(spec, trial),
+                system_attrs=constraints_of(spec, trial),
             )
+            if spans and trial.number in spans:  # Optuna keeps them without a time zone
+                begin, end = map(datetime.fromtimestamp, spans[trial.number])
+                made.datetime_start = begin
+                made.datetime_complete = end if made.state.is_finished() else None
+            study.add_trial(made)
     return study
 
 
-def write_study(spec: SearchSpec, trials: list[Trial], path: Path, name: str) -> None:
+def write_study(
+    spec: SearchSpec,
+    trials: list[Trial],
+    spans: Mapping[int, tuple[float, float]],
+    path: Path,
+    name: str,
+) -> None:
     """The same study as an SQLite file, which is made in memory first: so it is whole, and its path
     need not fit into a URL. ``path`` is a new or an empty file.
 
@@ -326,7 +339,7 @@ def write_study(spec: SearchSpec, trials: list[Trial], path: Path, name: str) ->
     with _quiet(package):
         storage = package.storages.RDBStorage("sqlite://")
     try:
-        to_optuna(spec, trials, storage, name)
+        to_optuna(spec, trials, storage, name, spans)
         storage.remove_session()
         with storage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as made:
             made.exec_driver_sql("VACUUM INTO ?", (str(path),))

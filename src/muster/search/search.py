@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from muster.search.ranking import rank_trials
 from muster.search.records import (
     Decision,
     Ended,
@@ -32,7 +31,7 @@ from muster.search.stopping.hyperband import Hyperband
 from muster.search.stopping.median import Median
 from muster.search.stopping.pbt import Pbt
 from muster.search.stopping.rule import NoRule, Rule
-from muster.search.trials import TaskTrace, Trial
+from muster.search.trials import TaskTrace, Trial, rank_trials
 
 #: So often another setting is drawn in place of one that there is already.
 _REDRAWS = 200

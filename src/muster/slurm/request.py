@@ -31,7 +31,8 @@ from muster.base.settings import Settings
 CORES_PER_GPU = 4
 _TIME = re.compile(r"(?:\d+-\d{1,2}(?::\d{1,2}){0,2}|\d+(?::\d{1,2}){0,2})")
 _MEMORY = re.compile(r"\d+[KMGT]?")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+#: An option of sbatch; people write it with its dashes and without.
+_OPTION = re.compile(r"(?:--)?(?P<name>[A-Za-z][A-Za-z0-9-]*)(?:=(?P<value>.*))?", re.DOTALL)
 #: Options that muster sets itself, with the flag to use instead; a second one would contradict it.
 _OURS = {
     "array": "", "output": "--run-dir", "error": "--run-dir", "signal": "", "requeue": "",
@@ -205,13 +206,13 @@ def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
     >>> further_option("--constraint=a100&nvlink")
     ('constraint', 'a100&nvlink')
     """
-    # People write sbatch's option with its dashes and without.
-    name, _, value = text.strip().removeprefix("--").partition("=")
-    if not _NAME.fullmatch(name):
+    found = _OPTION.fullmatch(text.strip())
+    if found is None:
         raise UsageError(
             f"{flag} {text}: write a long option of sbatch as NAME=VALUE, or NAME for a switch.",
             hint=f"for example {flag} constraint=a100 {flag} exclusive.",
         )
+    name, value = found["name"], found["value"] or ""
     if name in _OURS:
         other = f"use {_OURS[name]}." if _OURS[name] else "leave it out."
         raise UsageError(f"{flag} {name}: muster sets this option itself.", hint=other)

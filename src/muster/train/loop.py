@@ -6,31 +6,29 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
-from muster.rank.checkpoint import Snapshot
-from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
 from muster.rank.life import (
     Decision,
+    Interval,
     Results,
-    Start,
     StartAgain,
     Status,
+    StopFlag,
     Trainable,
     Trainer,
     be_rank,
     live,
     memory_explained,
-    state_record,
 )
 from muster.rank.meter import remember_micro_batch
 from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, get_generators, mix
-from muster.rank.stop import Interval, StopFlag
+from muster.rank.state import Start
 from muster.rank.sync import check_identical
 from muster.train.config import TrainConfig
 from muster.train.diagnose import (
@@ -60,7 +58,7 @@ class ModelTrainer(Trainer):
     def __init__(self, run: Training) -> None:
         self.run = run
         self.gang = run.gang
-        self.checkpoints = run.checkpoints
+        self.state = run.state
         self._reporter = Reporter(
             run.gang, run.folder, run.progress.step, run.say,
             with_tensorboard=run.config.tensorboard,
@@ -110,7 +108,7 @@ class ModelTrainer(Trainer):
         if progress.attempts == 1 and not work.replica.is_sharded:
             named = dict(work.replica.bare.named_parameters())
             check_identical(named, run.gang.council, "after step 1")
-            run.checkpoints.prepare(_tensors(run))
+            run.state.reserve()
         meter.end_step(window.planned)
         if used:
             self._lines.add(run, lr_factor, norm)
@@ -246,7 +244,7 @@ def _check_finite(run: Training, losses: Losses) -> None:
 
 def _finish_writing(run: Training) -> None:
     """Let the last good checkpoint become whole, so that every rank can name it."""
-    run.checkpoints.wait()
+    run.state.wait()
     run.gang.council.meet()
 
 
@@ -264,18 +262,9 @@ def _set_lr(run: Training) -> float:
     return factor
 
 
-def _tensors(run: Training) -> dict[str, Any]:
-    replica = run.work.replica
-    return {
-        **model_tensors(replica.bare),
-        **optimizer_tensors(replica.bare, run.work.optimizer),
-    }
-
-
 def _save(run: Training, *, is_best: bool) -> None:
     """Keep the state as it is now; the writing goes on in the background."""
-    BEACON.phase = "checkpoint"
-    replica, council, optimizer = run.work.replica, run.gang.council, run.work.optimizer
+    replica, council = run.work.replica, run.gang.council
     replica.settle()
     if council.any(not are_finite(replica.parameters)):
         _finish_writing(run)
@@ -284,20 +273,12 @@ def _save(run: Training, *, is_best: bool) -> None:
         named = dict(replica.bare.named_parameters())
         check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
     extra = {
-        **state_record(run.gang, run.code, run.progress, replica.bare, optimizer, run.work.scaler),
         "contract": run.contract,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},
-        "param_groups": [{"initial_lr": g["initial_lr"]} for g in optimizer.param_groups],
+        "param_groups": [{"initial_lr": g["initial_lr"]} for g in run.work.optimizer.param_groups],
         "generators": council.gather(get_generators()),
     }
-    run.checkpoints.save(
-        Snapshot(
-            step=run.progress.step,
-            tensors=_tensors(run),
-            extra=extra,
-            best=run.progress.best if is_best else None,
-        )
-    )
+    run.state.save(run.progress.step, run.progress, extra, is_best=is_best)
 
 
 def _begin(task: Task, config: TrainConfig, start: Start) -> ModelTrainer:

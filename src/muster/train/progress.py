@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from muster.rank.life import is_improvement
 from muster.rank.seeding import Position
+from muster.rank.state import Standing
 from muster.train.config import ScheduleName
 
 
@@ -92,7 +92,7 @@ class LossTrail:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class Progress(Standing):
     """``step``: optimizer steps that were applied; ``attempts``: those and the skipped ones.
 
     ``samples`` counts all samples consumed so far. ``num_bad``: evaluations since the best one.
@@ -104,14 +104,11 @@ class Progress:
     samples: int = 0
     epoch: int = 0
     offset: int = 0
-    best: float | None = None
-    best_step: int | None = None
     num_bad: int = 0
     last_loss: float | None = None
     loss_epoch: int = 0
     loss_sum: float = 0.0
     loss_weight: float = 0.0
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def position(self) -> Position:
@@ -138,11 +135,8 @@ class Progress:
 
     def judge(self, value: float, *, higher_is_better: bool) -> bool:
         """Take note of a monitored value; True when it is the best so far. NaN never is."""
-        is_better = is_improvement(value, self.best, higher_is_better=higher_is_better)
-        if is_better:
-            self.best, self.best_step, self.num_bad = value, self.step, 0
-        else:
-            self.num_bad += 1
+        is_better = self.improves(value, self.step, higher_is_better=higher_is_better)
+        self.num_bad = 0 if is_better else self.num_bad + 1
         return is_better
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muster.rank.checkpoint_files import find_steps, load_state, step_folder
-from muster.rank.life import Results, load_best
+from muster.rank.life import Results
 from muster.rank.record import Record, StepLine, write_results
 from muster.train.progress import Arriving, StepLoss
 from muster.train.setup import Training
@@ -98,7 +98,7 @@ def sum_up(run: Training, why: str) -> Results:
     """
     task, progress, replica, chosen = run.work.task, run.progress, run.work.replica, None
     if task.reported == "best":
-        chosen = load_best(run.gang, run.folder, run.say, replica.bare, replica.readers)
+        chosen = run.state.restore_best()
     metrics = {
         split: evaluator(replica.evaluated, is_sharded=replica.is_sharded)
         for split, evaluator in run.evaluators.items()

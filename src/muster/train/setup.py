@@ -12,17 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from muster.base.code import Code
 from muster.base.codec import decode
 from muster.base.errors import TargetError, UsageError
-from muster.rank.checkpoint import CheckpointWriter
-from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops, remembered_micro_batch
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import make_replica, resolve_strategy
 from muster.rank.seeding import (
-    MODEL,
     STEP,
     DataOrder,
     mix,
@@ -30,6 +26,7 @@ from muster.rank.seeding import (
     set_generators,
     use_deterministic,
 )
+from muster.rank.state import Say, Start, State, newest_state, seed_model
 from muster.rank.task import check_gives
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, Contract, agree_on_contract
@@ -76,13 +73,12 @@ class Training:
     limits: Limits
     warmup_steps: int
     evaluators: dict[str, Evaluator]
-    checkpoints: CheckpointWriter
+    state: State
     progress: Progress
     strategy: str
     flops: Flops | None
     kept_bytes: float | None
     num_parameters: int
-    code: Code
     meter: Meter = field(default_factory=Meter)
     is_balanced: bool = False
     compute_s: float = 0.0
@@ -137,7 +133,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     )
     order = DataOrder(num_samples, config.seed)
 
-    seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
+    seed_model(config)
     model = _build(task, name)
     is_sharded = strategy == "fsdp"
     if not is_sharded:  # else a part at a time: no GPU need ever hold all of it
@@ -176,7 +172,11 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
         scaler=precision.scaler(),
         example=example,
     )
-    progress = Progress() if checkpoint is None else _resume(work, extra, checkpoint, start)
+    state = State(
+        start, replica.bare, optimizer, work.scaler, is_sharded=replica.is_sharded,
+        keep=config.keep, readers=replica.readers,
+    )  # fmt: skip
+    progress = Progress() if checkpoint is None else _resume(state, work, extra, checkpoint, say)
     if gang.num_ranks > 1:
         rehearse(work, council)
 
@@ -211,20 +211,12 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
         limits=limits,
         warmup_steps=round(config.warmup_epochs * steps_per_epoch),
         evaluators=evaluators,
-        checkpoints=CheckpointWriter(
-            folder.checkpoints,
-            rank=gang.rank,
-            num_ranks=gang.num_ranks,
-            is_sharded=replica.is_sharded,
-            keep=config.keep,
-            say=say,
-        ),
+        state=state,
         progress=progress,
         strategy=strategy,
         flops=flops,
         kept_bytes=kept,
         num_parameters=sum(p.numel() for p in replica.bare.parameters()),
-        code=start.code,
     )
 
 
@@ -310,13 +302,14 @@ def _drops(module: nn.Module) -> bool:
     return any(isinstance(each, float) and each > 0 for each in (chance, inside))
 
 
-def _resume(work: Work, extra: Mapping[str, Any], checkpoint: Path, start: Start) -> Progress:
-    replica = work.replica
-    restore(start, checkpoint, extra, replica.bare, work.optimizer, work.scaler, replica.readers)
+def _resume(
+    state: State, work: Work, extra: Mapping[str, Any], checkpoint: Path, say: Say
+) -> Progress:
+    state.restore(checkpoint, extra)
     for group, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
         group["initial_lr"] = values["initial_lr"]
     progress = decode(Progress, extra["progress"], ignore_unknown=True)
-    start.say(
+    say(
         f"resume     from step {progress.step} (epoch {progress.epoch + 1}, "
         f"{progress.offset:,} samples into it)"
     )

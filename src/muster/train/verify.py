@@ -24,7 +24,8 @@ from muster.rank.meter import Meter
 from muster.rank.precision import Precision, agree_on_precision, use_tf32
 from muster.rank.process_group import Gang, joined
 from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_strategy
-from muster.rank.seeding import MODEL, DataOrder, Position, mix, seed_everything
+from muster.rank.seeding import DataOrder, Position
+from muster.rank.state import seed_model
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
@@ -91,7 +92,7 @@ def verify(
     example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
 
     def fresh() -> nn.Module:
-        seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
+        seed_model(config)
         return silenced(task.model().to(gang.device))
 
     def gradients(replica: Replica, cut: BatchPlan, rank: int) -> dict[str, Tensor]:

@@ -208,11 +208,23 @@ class _Answers:
 
     async def _json(self, request: Request, name: str, run: str | None) -> Response:
         try:
-            data = await run_in_threadpool(data_of, self._board.folders, name, run, _query(request))
+            body = await run_in_threadpool(self._body, name, run, request)
         except MusterError as error:
             self._defects.note(error.__cause__)
             return _problem(error)
-        return _json_answer(data)
+        return Response(body, media_type="application/json")
+
+    def _body(self, name: str, run: str | None, request: Request) -> bytes:
+        folders, query = self._board.folders, _query(request)
+
+        def make() -> bytes:
+            return to_json(data_of(folders, name, run, query))
+
+        if run is None or name == "log":  # a stream says of one log only that there is more of it
+            return make()
+        with explained(run):
+            watcher = self._watchers.of_run(folders.find(run))
+        return watcher.shared(str(request.url), make)
 
     async def table(self, request: Request) -> Response:
         """Tasks or curves to be saved, written while they are read."""

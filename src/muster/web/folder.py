@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from muster.api.runs import Run
 from muster.base.errors import SetupError, UsageError
-from muster.run.folder import RunFolder
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.session import is_held
 
 if TYPE_CHECKING:
@@ -234,5 +234,7 @@ def _runs_in(root: Path) -> Iterator[Path]:
             first_stage = RunFolder(path).stage(0)  # of a map that has only stages so far
             if RunFolder(path).exists():
                 yield path
+            elif (path / EXPERIMENT_FILE).is_file():  # each of its phases is a run
+                yield from (one for one in path.iterdir() if RunFolder(one).exists())
             elif RunFolder(first_stage).exists():
                 yield first_stage

@@ -22,14 +22,18 @@ from muster.web.content.plain import to_json
 from muster.web.folder import Folder, Folders
 from muster.web.watch import RunLook, RunsLook, Told
 
-_EVERY_S = 0.25
-#: Looks may take this share of the time: where one takes long, they are rarer.
-_DUTY = 0.05
+_EVERY_S, _MOST_S, _MOST_OF_LOG_S = 0.25, 10.0, 1.0
+#: The server may take this share of a processor for looks and for what pages ask because of them,
+#: and looks this share of the time, in which a slow disk or file server is kept busy: where that is
+#: more, looks are rarer, up to the longest pause.
+_DUTY, _DUTY_OF_DISKS = 0.01, 0.05
 _COMMENT_S = 15.0
 _KEPT_EVENTS = 400
 _KEPT_BYTES = 4_000_000
 _MOST_BEHIND = 50
 _KEPT_WATCHERS = 50
+#: So many answers are shared, each for so long at most: some say how long something has taken.
+_SHARED_ANSWERS, _SHARED_S = 8, 2.0
 #: At most this long until a stream notices that the server is about to end.
 _NOTICE_S = 0.5
 
@@ -51,6 +55,13 @@ class Event(NamedTuple):
     written: bytes
 
 
+class _Answer:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.body: bytes | None = None
+        self.last, self.made_s = 0, 0.0
+
+
 class Watcher:
     """Looks while it has viewers, and at most one look at a time; one that fails is tried again."""
 
@@ -65,19 +76,25 @@ class Watcher:
         # events are put down or taken.
         self._looking, self._lock = threading.Lock(), threading.Lock()
         self._viewers: dict[asyncio.Event, str | None] = {}
+        self._answers: dict[str, _Answer] = {}
         self._task: asyncio.Task[None] | None = None
+        self._looked_s = float("-inf")
 
     @property
     def has_viewers(self) -> bool:
         return bool(self._viewers)
 
     def position(self) -> str:
-        """The id of what a page shows that is made after this call; looks once."""
-        self._look_now()
+        """The id of what a page shows that is made after this call."""
+        self._look_now(for_newcomer=True)
         return self._id(self._last)
 
-    def _look_now(self) -> None:
+    def _look_now(self, *, for_newcomer: bool = False) -> None:
         with self._looking:
+            # Where others are told what happens, one more hears it with them.
+            if for_newcomer and self._task and time.monotonic() - self._looked_s < _MOST_S:
+                return
+            self._looked_s = time.monotonic()
             logs = {log for log in list(self._viewers.values()) if log is not None}
             try:
                 found = [
@@ -97,11 +114,36 @@ class Watcher:
             while len(self._events) > _KEPT_EVENTS or self._num_bytes > _KEPT_BYTES:
                 self._num_bytes -= len(self._events.popleft().written)
 
-    def _prepare(self) -> None:
+    def shared(self, asked: str, make: Callable[[], bytes]) -> bytes:
+        """What ``make`` makes. While there are viewers, those who ask the same get one answer until
+        the next event, which tells them to ask again. May be called from any thread.
+        """
+        if not self._viewers:
+            return make()
+        with self._lock:
+            one = self._answers.pop(asked, None) or _Answer()
+            self._answers[asked] = one
+            while len(self._answers) > _SHARED_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+        asked_s = time.monotonic()
+        with one.lock:
+            last, now_s = self._last, time.monotonic()
+            # One that was begun after this was asked for is new enough, however long it took.
+            is_new = one.made_s >= asked_s or now_s - one.made_s <= _SHARED_S
+            if one.body is None or one.last != last or not is_new:
+                # The number from before: what is told meanwhile may be missing in the answer.
+                one.body, one.last, one.made_s = make(), last, now_s
+            return one.body
+
+    def _prepare(self) -> float:
+        """Read ahead; returns how many seconds it is until that may go on."""
+        begin_s, used_s = time.monotonic(), time.thread_time()
         try:
             self._look.prepare()
         except Exception as error:
             self._defects.note(error)
+        by_disks_s = (time.monotonic() - begin_s) / _DUTY_OF_DISKS
+        return max(by_disks_s, (time.thread_time() - used_s) / _DUTY)
 
     def _id(self, number: int) -> str:
         return f"{self._epoch}-{number}"
@@ -115,7 +157,8 @@ class Watcher:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
-            await run_in_threadpool(self._look_now)
+            # What a log has so far is looked at for him alone.
+            await run_in_threadpool(lambda: self._look_now(for_newcomer=log is None))
             cursor = self._cursor(after)
             greeting = b"retry: 1000\n\n"
             if cursor is None:
@@ -173,16 +216,25 @@ class Watcher:
     async def _watch(self) -> None:
         prepare_s = 0.0  # when reading ahead may begin again, which does not make looks rarer
         while self._viewers:
-            if (begin_s := time.monotonic()) >= prepare_s:
-                await run_in_threadpool(self._prepare)
-                prepare_s = time.monotonic() + (time.monotonic() - begin_s) / _DUTY
-            begin_s, before = time.monotonic(), self._last
+            if time.monotonic() >= prepare_s:
+                prepare_s = await run_in_threadpool(self._prepare) + time.monotonic()
+            begin_s, used_s, before = time.monotonic(), time.process_time(), self._last
             await run_in_threadpool(self._look_now)
             if self._last != before:
                 for viewer in self._viewers:
                     viewer.set()
-            took_s = time.monotonic() - begin_s
-            await asyncio.sleep(max(_EVERY_S, took_s / _DUTY))
+            # What pages ask meanwhile counts too; who reads a log is not made to wait for others.
+            by_disks_s = (time.monotonic() - begin_s) / _DUTY_OF_DISKS
+            pause_s = _EVERY_S
+            while pause_s > 0:
+                await asyncio.sleep(min(pause_s, _EVERY_S))
+                most_s = _MOST_S if not any(self._viewers.values()) else _MOST_OF_LOG_S
+                by_processor_s = (time.process_time() - used_s) / _DUTY
+                due_s = max(by_disks_s, min(most_s, by_processor_s))
+                pause_s = begin_s + due_s - time.monotonic()
+        with self._lock:
+            self._answers.clear()
+        self._task = None
 
 
 class Watchers:

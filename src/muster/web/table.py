@@ -34,8 +34,11 @@ from muster.web.query import BadQuery, parse, predicate
 _CHUNK, _FEW, _PAUSE_S = 20_000, 500, 0.005
 #: So long may it take until what stands in a ledger's log can be read.
 COMMIT_S = 2.0
-#: A look at all states may take this part of the time.
-_DUTY = 0.05
+#: A look at all states may take this part of a processor, and this part of the time, in which a
+#: slow disk or file server is kept busy.
+_DUTY, _DUTY_OF_DISKS, _MOST_S = 0.01, 0.05, 30.0
+#: So much of a processor is used at once to read ahead in a run that goes on.
+_AHEAD_S = 0.02
 #: What takes no longer is done whenever somebody asks.
 _SHORT_S = 0.05
 _REMEMBERED = 8
@@ -46,6 +49,15 @@ _STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
 
 Signature = tuple[tuple[int, int], ...]
 Numbers = NDArray[np.int64]
+
+
+class _Ahead:
+    """What has been read ahead of these tasks. ``version``: when that began."""
+
+    def __init__(self, ids: Numbers, version: int) -> None:
+        self.ids, self.version = ids, version
+        self.lines: list[Any] = []
+        self.names = Names()
 
 
 class TaskTable:
@@ -71,6 +83,7 @@ class TaskTable:
         self._changed_s, self._is_settled = 0.0, False
         self._remembered: dict[Any, Any] = {}
         self._run = ""
+        self._ahead: _Ahead | None = None
         self.is_prepared = False
 
     # ------------------------------------------------------------------ following the ledger
@@ -96,29 +109,44 @@ class TaskTable:
         """Settings and results that were seen so far; all of them once `prepare` has ended."""
         return len(self._names)
 
-    def prepare(self) -> None:
-        """Read ahead what a word needs, and with it the names of all columns."""
+    def prepare(self, *, at_once: bool = True) -> None:
+        """Read ahead what a word needs, and with it the names of all columns; without ``at_once``
+        a few tasks now, and in the next call those that follow.
+        """
         if not self.is_ready:
             self.refresh()
         with self._lock:
-            ids, version = self._ids, self._version
-        lines: list[Any] = []
-        names = Names()
+            ahead = None if at_once else self._ahead  # which two at once would read twice
+            if ahead is None or not self._has(ahead):
+                ahead = _Ahead(self._ids, self._version)
+            if not at_once:
+                self._ahead = ahead
+        begin_s = time.thread_time()
         with LedgerReader(self._folder.ledger) as ledger:
-            for begin in range(0, len(ids), _FEW):
+            while (begin := len(ahead.lines)) < len(ahead.ids):
                 # Two threads that read rows wait for each other at every row: who asks comes first.
                 while self._asking_now:
                     time.sleep(_PAUSE_S)
-                few = ids[begin : begin + _FEW].tolist()
-                lines += read_cells(self._folder, ledger, LINE, few, names)
+                few = ahead.ids[begin : begin + _FEW].tolist()
+                lines = list(read_cells(self._folder, ledger, LINE, few, ahead.names))
+                if len(lines) < len(few):
+                    self._ahead = None
+                    return  # another ledger has taken its place: the next look sees it
+                ahead.lines += lines
+                if not at_once and time.thread_time() - begin_s > _AHEAD_S:
+                    return
         with self._lock, LedgerReader(self._folder.ledger) as ledger:
-            if not np.array_equal(self._ids[: len(ids)], ids):
+            if not self._has(ahead):
                 return  # another ledger has taken its place
-            self._names.add(names)
-            self._columns.setdefault(LINE, Cells(lines))
-            self._renew(ledger, self._ids, np.flatnonzero(self._read_at > version))
+            self._ahead = None
+            self._names.add(ahead.names)
+            self._columns.setdefault(LINE, Cells(ahead.lines))
+            self._renew(ledger, self._ids, np.flatnonzero(self._read_at > ahead.version))
             self.is_prepared = LINE in self._columns
         _SHELF.used(self)
+
+    def _has(self, ahead: _Ahead) -> bool:
+        return np.array_equal(self._ids[: len(ahead.ids)], ahead.ids)
 
     def refresh(self, *, at_once: bool = True) -> bool:
         """Read what has changed. ``at_once``: even if the last look, which took long, was just now;
@@ -132,12 +160,15 @@ class TaskTable:
                 return True
             if not at_once and begin_s < self._due_s:
                 return False
+            used_s = time.thread_time()
             self._read_changed()
+            used_s = time.thread_time() - used_s
             self._signature = signature
             # What was committed just now may not have been read yet, and be the last.
             self._is_settled = begin_s - self._changed_s >= COMMIT_S
             self._cost_s = time.monotonic() - begin_s
-            self._due_s = time.monotonic() + self._cost_s / _DUTY
+            pause_s = max(used_s / _DUTY, self._cost_s / _DUTY_OF_DISKS)
+            self._due_s = time.monotonic() + min(_MOST_S, pause_s)
             return at_once or self._is_settled
 
     def changed_since(self, version: int) -> tuple[list[int], int]:
@@ -156,7 +187,7 @@ class TaskTable:
             is_another = run != self._run or len(now) < num
             if is_another or not np.array_equal(now[:num, 0], self._ids):
                 if num:  # another ledger has taken its place, also one that numbers alike
-                    self._columns, self._names = {}, Names()
+                    self._columns, self._names, self._ahead = {}, Names(), None
                 num = 0
             is_same = np.zeros(len(now), bool)
             is_same[:num] = (now[:num, 1] == self._states[:num]) & (

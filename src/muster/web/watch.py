@@ -49,10 +49,12 @@ class RunLook:
         self._is_first = True
 
     def prepare(self) -> None:
-        """What takes long the first time: read all tasks, where somebody looks at them."""
+        """What takes long the first time: read all tasks, where somebody looks at them. A run that
+        goes on is not made to wait for that.
+        """
         with suppress(MusterError):
             if self._folder.is_table_wanted and not self._folder.table.is_prepared:
-                self._folder.table.prepare()
+                self._folder.table.prepare(at_once=not _is_running(self._folder.folder))
 
     def look(self, logs: Collection[str]) -> list[Told]:
         """``logs``: of which tasks or ranks somebody reads the log."""

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from muster import UsageError
-from muster.generation import EngineSpec, Sampling
+from muster.generation import EngineSpec, Sampling, check_engine
 from muster_recipes.refusals import flag_of, require_one_or_more
 
 #: The model that ships with muster: it solves the problems of the data set ``arith`` only.
 ARITH_MODEL = Path(__file__).parent.parent / "arith" / "weights"
 #: For all other data sets: small, free to use, follows instructions, 32,768 positions.
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-#: Flags that have no effect with some engines; they are refused there.
+#: Engines of other packages are given all flags.
+_OURS = ("transformers", "vllm", "openai")
+#: Flags that have no effect with some of these; they are refused there.
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "base_url": ("openai",),
     "api_key_env": ("openai",),
@@ -55,8 +57,8 @@ class ReasoningConfig:
     """Operations per problem (arith only)."""
     num_problems: int = 10_000
     """Problems that are made (arith only); --limit and --skip choose among them."""
-    engine: Literal["transformers", "vllm", "openai"] = "transformers"
-    """What generates text."""
+    engine: str = "transformers"
+    """What generates text: transformers, vllm, openai, or an engine of an installed package."""
     model: str = ""
     """A Hugging Face name or folder, or the model's name on the server. Without it: the model that
     ships with muster for arith, Qwen/Qwen2.5-1.5B-Instruct for other data sets."""
@@ -134,6 +136,7 @@ class ReasoningConfig:
         self._check_engine()
 
     def _check_engine(self) -> None:
+        check_engine(self.engine)
         if not self.model and self.engine == "openai":
             raise UsageError(
                 "--engine openai needs the model's name on the server.",
@@ -146,7 +149,8 @@ class ReasoningConfig:
             )
         for name, engines in _ONLY_FOR.items():
             value = getattr(self, name)
-            if value != getattr(ReasoningConfig, name) and self.engine not in engines:
+            is_without = self.engine in _OURS and self.engine not in engines
+            if value != getattr(ReasoningConfig, name) and is_without:
                 shown = "" if value is True else f" {value}"
                 raise UsageError(
                     f"{flag_of(name)}{shown} has no effect with --engine {self.engine}.",

@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +154,6 @@ class BlockResult:
     def merge(self, other: BlockResult) -> BlockResult:
         """The result of both blocks together."""
         return BlockResult(self.accepted.merge(other.accepted), self.all.merge(other.all))
-
-
-def sample_block(*, device: str = "cpu", **block: Any) -> BlockResult:
-    """The result of one `Block`, whose fields are the arguments; see `sample_blocks`."""
-    return sample_blocks([Block(**block)], device)[0]
 
 
 def sample_blocks(blocks: Sequence[Block], device: str) -> list[BlockResult]:

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.gangs import GangOptions, Script, renewal
+from muster.api.gangs import GangOptions, GangWork, Script
 from muster.api.run import code_of_script
 from muster.run.folder import RunFolder
 from muster.run.session import open_run
@@ -19,8 +19,8 @@ Main = Callable[..., CompletedProcess[str]]
 def ran(script: Script) -> RunFolder:
     """A folder in which the program has been run: its ranks have printed something."""
     folder = RunFolder(Path("r"))
-    code = code_of_script(script)
-    with open_run(folder, renewal(folder, script, GangOptions(), "run", code, {}, ()), node=0):
+    work = GangWork(folder=folder, program=script, code=code_of_script(script))
+    with open_run(folder, work.renewal(GangOptions(), ()), node=0):
         folder.rank_log(0).write_text("hello\n")
     return folder
 

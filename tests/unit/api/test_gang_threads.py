@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.gangs import plan_gang
+from muster.api.gangs import GangWork, plan_gang
 from muster.api.options import GangOptions
 from muster.gang.spec import Script
 from muster.run.folder import RunFolder
@@ -21,5 +21,6 @@ def test_the_ranks_of_a_task_share_what_its_worker_has(
     if folder is not None:
         monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", folder)
     options = GangOptions(devices="cpu:2")
-    plan = plan_gang(RunFolder(tmp_path), Script(path="train.py", args=()), options)
+    work = GangWork(folder=RunFolder(tmp_path), program=Script(path="train.py", args=()))
+    plan = plan_gang(work, options)
     assert plan.threads_per_rank == threads

@@ -31,6 +31,12 @@ def test_each_keyword_goes_to_the_class_that_has_it() -> None:
     assert reading == InputOptions(split="test")
 
 
+def test_one_place_to_be_notified_is_one() -> None:
+    for given in ("mail:me@example.org", ["mail:me@example.org"]):
+        (options,) = options_of_call("sweep", {"notify": given}, SweepOptions)
+        assert options.notify == ("mail:me@example.org",)
+
+
 def test_a_keyword_of_none_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Unknown option of map 'limits'"):
         options_of_call("map", {"limits": 3}, *OF_MAP)

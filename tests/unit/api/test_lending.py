@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,16 +16,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.lending import (
-    Lending,
+from muster.api.devices import change_devices
+from muster.api.lending import Lending
+from muster.api.options import SweepOptions
+from muster.api.placing import (
     as_wanted,
-    change_devices,
     forget_wanted,
     hand_on,
     read_wanted,
+    slots_of,
+    take_devices,
 )
-from muster.api.options import SweepOptions
-from muster.api.placing import slots_of, take_devices
 from muster.api.runs import Run
 from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
@@ -32,6 +34,8 @@ from muster.devices.discovery import to_json
 from muster.devices.inventory import Device, Inventory
 from muster.farm.events import Slots
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView, WorkerLine
+from muster.monitor.files import read_rows
+from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
 from muster.run.requests import Ask
@@ -193,6 +197,30 @@ def test_release_add_and_only_of_gpus(settings: Settings, tmp_path: Path) -> Non
     assert (a.held, read_wanted(a.folder)) == ({"GPU-0"}, None), "another choice goes before it"
     for run in (a, b):
         run.lending.close()
+
+
+def test_what_is_recorded_follows_the_devices(settings: Settings, tmp_path: Path) -> None:
+    """monitor.csv went on with the GPUs of the start."""
+    run, said = Host(tmp_path / "a", settings, devices="2"), list[str]()
+
+    def sampled() -> set[str]:
+        path = run.folder.monitor_csv(0)
+        found = list(read_rows(path)) if path.exists() and path.stat().st_size else []
+        return {str(row.uuid) for row in found if row.uuid and row.time_utc == found[-1].time_utc}
+
+    def until(*numbers: int) -> None:
+        deadline = time.monotonic() + 60
+        while sampled() != {f"GPU-{number}" for number in numbers}:
+            assert time.monotonic() < deadline, (sampled(), said)
+            time.sleep(0.02)
+
+    with record_run(run.folder, run.lending.uuids, 0.05, settings, said.append):
+        until(0, 1)
+        assert run_labels(run.ask(only="1,2"))[1:] == (["cuda:0"], ["cuda:2"])
+        until(0, 1, 2)
+        run.end_workers()
+        until(1, 2)
+    run.lending.close()
 
 
 def test_cpu_workers_have_numbers(settings: Settings, tmp_path: Path) -> None:

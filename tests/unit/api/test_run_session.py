@@ -100,7 +100,9 @@ def test_an_end_that_was_said_is_not_said_again(folder: RunFolder) -> None:
         session.begin()
         session.end(done=3)
         raise ValueError("later")
-    assert [line["event"] for line in read_journal(folder.events)] == ["start", "end"]
+    lines = list(read_journal(folder.events))
+    assert [line["event"] for line in lines] == ["start", "end", "over"]
+    assert lines[-1]["exit_code"] == 1, "what came of it in spite of that end"
 
 
 def test_further_nodes_share_the_folder_of_the_first(folder: RunFolder) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulated_search import simulate
 
 from muster.api.report.search import _commands
-from muster.api.search_records import to_row
-from muster.api.search_state import SearchState, state_of
+from muster.api.search_state import SearchState, state_of, to_row
 from muster.api.search_view import (
     _comparable,
     budget,
@@ -27,7 +27,6 @@ from muster.api.search_view import (
 )
 from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Ended, Ending, Heard, Point, Proposal, Record
-from muster.search.simulate import simulate
 from muster.search.space import Space
 from muster.search.spec import Budget, Constraint, SearchSpec, Stopping, objectives
 

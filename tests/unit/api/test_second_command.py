@@ -279,6 +279,14 @@ def test_a_parameter_called_code_keeps_its_name(here: Path) -> None:
     assert len({line["system_code"] for line in lines}) == 2
 
 
+@pytest.mark.parametrize("line", ["nice -19 ./train.sh", "perl -0777 ./train.pl", "python - 1"])
+def test_a_commands_name_stays_the_same(line: str) -> None:
+    """It is part of the run folder's: an interrupted run would not be found again."""
+    command = [*line.split(), "{x}"]
+    found = of_command(command, Space.from_values(grid={"x": [1]}), shell=True)
+    assert found.name == command[0]
+
+
 def test_a_changed_script_of_a_command_is_refused(here: Path) -> None:
     (here / "c.py").write_text("import helper\n")
     work: Callable[[], Workload] = lambda: of_command(  # noqa: E731

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import MusterCli
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import Entry, Script, renewal
+from muster.api.gangs import Entry, GangWork, Script
 from muster.api.options import GangOptions
 from muster.api.slurm_gang import NodeStart, SlurmGang, SlurmJob, hand_in, options_on_node
 from muster.base.code import Code
@@ -69,7 +69,8 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
 def gang_of(path: Path, *, lr: float = 1e-3, code: Code | None = None, **values: Any) -> SlurmGang:
     folder, options = RunFolder(path), GangOptions(slurm=JobRequest())
     entry = Entry(target="muster.train.loop:run_rank", params={"lr": lr})
-    renew = renewal(folder, entry, options, "train", code or {}, {}, ARGV)
+    work = GangWork(folder=folder, program=entry, kind="train", code=code or {})
+    renew = work.renewal(options, ARGV)
     return SlurmGang(folder=folder, request=JobRequest(), kind="train", renew=renew, **values)
 
 
@@ -259,7 +260,7 @@ def test_a_node_of_a_job_does_not_start_what_was_begun_here_since(
 ) -> None:
     folder, options = RunFolder(tmp_path / "run"), GangOptions()
     typed = ("muster", "run", "--devices", "cpu:1", "p.py")
-    renew = renewal(folder, Script(path="p.py"), options, "run", {}, {}, typed)
+    renew = GangWork(folder=folder, program=Script(path="p.py")).renewal(options, typed)
     with open_run(folder, renew):
         pass
     done = muster_main("resume", "run", "--node-rank", "0")

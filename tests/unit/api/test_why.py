@@ -143,7 +143,7 @@ TASKS: dict[Make, tuple[str, str, str]] = {
     done: ("done", "", "muster report {run}"),
     failed: ("failed", "ValueError", "muster retry {run}"),
     stalled: ("stopped", "No GPU is free", "muster resume {run}"),
-    killed: ("stopped", "Its process ended without a word", "muster resume {run}"),
+    killed: ("stopped", "Its process was killed", "muster resume {run}"),
     paused: ("stopped", "all failed in the same way", "muster resume {run}"),
     cancelled: ("cancelled", "cancelled", "muster retry {run} --cancelled"),
     never_started: ("not begun", "It has not begun", "muster resume {run}"),
@@ -153,7 +153,7 @@ RANKS: dict[Make, tuple[str, str, str]] = {
     done: ("done", "", "muster report {run}"),
     failed: ("failed", "ValueError: ", "muster logs {run}"),
     stalled: ("failed", "rank 1 has said nothing for 60 s", "{run}/logs/rank-*.stack"),
-    killed: ("stopped", "Its process ended without a word", "muster resume {run}"),
+    killed: ("stopped", "Its process was killed", "muster resume {run}"),
     paused: ("saved", "SIGUSR1 ended it", "muster resume {run}"),
     cancelled: ("stopped", "SIGINT ended it", "muster resume {run}"),
     never_started: ("not begun", "It has not begun", "muster resume {run}"),
@@ -165,7 +165,7 @@ OTHERWISE: dict[tuple[str, Make], tuple[str, str, str]] = {
     ("map", cancelled): ("stopped", "asked to end", "muster resume {run}"),
     ("agent", paused): ("saved", "SIGUSR1 ended it", "muster resume {run}"),
     ("run", paused): ("stopped", "SIGUSR1 ended it", "muster run"),
-    ("run", killed): ("stopped", "Its process ended without a word", "muster run"),
+    ("run", killed): ("stopped", "Its process was killed", "muster run"),
     ("run", cancelled): ("stopped", "SIGINT ended it", "muster run"),
     ("run", never_started): ("not begun", "It has not begun", "muster run"),
 }
@@ -199,6 +199,19 @@ def test_a_task_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> No
     assert told["task"] == number and told["state"] == "failed" and told["tries"]
     other = muster_main("why", str(folder.path), "99")
     assert other.returncode == 2 and "There is no task '99'" in other.stderr
+
+
+def test_a_task_that_failed_twice_stands_for_itself(tmp_path: Path, muster_main: MusterCli) -> None:
+    """`muster errors` went on with ", …" as if there were others."""
+    folder = folder_of("sweep", "failed", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        columns = "failure_id, worker_id, started_s, seconds, outcome, log_start, log_end"
+        ledger.execute(
+            f"INSERT INTO attempts (task_id, token, {columns}) "
+            f"SELECT task_id, token + 1, {columns} FROM attempts WHERE failure_id IS NOT NULL"
+        )
+    said = muster_main("errors", str(folder.path)).stdout
+    assert "(2 attempts)" in said and "  tasks: " in said and "…" not in said
 
 
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
@@ -255,6 +268,18 @@ def test_an_array_is_explained_by_its_elements(tmp_path: Path) -> None:
     assert found.state == "not collected"
     assert found.sentence == "An array of 2 elements: 4 tasks done, 0 failed."
     assert any("muster collect" in text for text in found.tries)
+
+
+def test_an_element_of_an_array_is_resumed_by_its_place(tmp_path: Path) -> None:
+    """It was told to be called again, and no command says an element."""
+    folder = RunFolder(folder_of("array", "done", tmp_path).path / "elements/1")
+    *lines, _ = lines_of(folder)
+    write(folder, *lines)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE tasks SET state = 0 WHERE task_id = 1")
+    found = why(open_run(str(folder.path)))
+    assert found.state == "stopped"
+    assert found.tries == (f"muster resume {folder.path}",)
 
 
 def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) -> None:

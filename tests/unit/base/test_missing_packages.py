@@ -14,7 +14,7 @@ import pytest
 
 from muster.base.errors import MissingPackageError, SetupError
 from muster.farm.executors import ray
-from muster.gang.launch import OLDEST_TORCH, start_supervisor
+from muster.gang.handle import OLDEST_TORCH, start_supervisor
 from muster.pipeline.engines.answers import check as check_loading
 from muster.pipeline.engines.engine import EngineSpec
 from muster.pipeline.engines.remote import OpenAiEngine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.hostile_texts import COLOUR, HOSTILE, ORDERS, orders_in
 
 from muster.base import shown_text
-from muster.base.shown_text import clean_text, json_text, one_line
+from muster.base.shown_text import clean_text, command_line, json_text, one_line
 
 #: Letters that make sequences are frequent, so that random texts hold whole and broken ones.
 _TEXTS = st.text(
@@ -50,3 +50,8 @@ def test_colours_of_a_log_stay_and_end_with_it() -> None:
 def test_doctests_run() -> None:
     failed, count = doctest.testmod(shown_text)
     assert count >= 2 and failed == 0
+
+
+def test_a_secret_behind_an_odd_flag_or_with_a_dash_is_hidden() -> None:
+    words = ["--2fa-token", "abc", "---_token", "abc", "--token", "-5abc", "--token", "--next"]
+    assert command_line(words) == "--2fa-token … ---_token … --token … --token --next"

@@ -59,6 +59,20 @@ def test_the_first_waits_and_the_second_ends_at_once(number: int) -> None:
     assert caught.value.number == number
 
 
+def test_a_request_of_our_own_is_never_the_second() -> None:
+    with listening() as requests:
+        assert not requests.ask(TERM), "nobody takes it"
+        with requests.watched():
+            assert requests.ask(TERM) and not requests.ask(TERM)
+            requests.withdraw()
+            assert (requests.heard, requests.reason) == ([], 0), "nobody has taken it"
+            assert requests.ask(TERM) and requests.take() == [TERM]
+            signal.raise_signal(INT)
+            requests.withdraw()
+            assert requests.take() == [INT], "what came after it is the user's"
+            assert not requests.ask(TERM)
+
+
 def test_a_warning_never_ends_what_may_wait() -> None:
     with listening() as requests:
         for _ in range(3):

@@ -460,7 +460,7 @@ if __name__ == "__main__":
     [
         (["pkg_e/script.py"], "pkg_e/script.py:f"),
         (["-m", "pkg_e.script"], "pkg_e.script:f"),
-        (["-c", SCRIPT], "Cannot use f: it was typed into an interactive session"),
+        (["-c", SCRIPT], "Cannot use f of this session: it has no source here"),
     ],
 )
 def test_functions_of_the_main_program(tmp_path: Path, arguments: list[str], said: str) -> None:

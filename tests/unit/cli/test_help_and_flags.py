@@ -85,6 +85,8 @@ def words_for(option: Option) -> list[str]:
         return [f"--{option.name}", _TEXTS[name]]
     if option.default not in (None, MISSING, ()) and option.flag.read is None:
         return [f"--{option.name}", *texts(option.default)]
+    if option.flag.alone is not None:
+        return [f"--{option.name}=90"]
     shape = flag_words(option).split(" ", 1)[1]
     value = {"N": "3", "X": "0.5", "TIME": "90"}.get(shape.split()[0], shape.split("|")[0])
     return [f"--{option.name}", value]
@@ -141,6 +143,9 @@ def test_every_flag_says_what_it_is_for() -> None:
     [
         ("train digits --epoch 3",
          "muster train digits has no flag --epoch.\nHint: did you mean --epochs?"),
+        ("sweep ssm --x", "muster sweep ssm has no flag --x.\n"),
+        ("sweep ssm --x=3", "muster sweep ssm has no flag --x.\n"),
+        ("sweep ssm -x", "muster sweep ssm has no flag -x.\n"),
         ("train digits --epochs", "--epochs needs a value: N."),
         ("train digits --epochs three", "--epochs three: write a whole number."),
         ("train digits --precision fp23",

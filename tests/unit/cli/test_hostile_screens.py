@@ -16,9 +16,7 @@ from muster.farm.view import RunView, WorkerLine
 
 
 def view(text: str) -> RunView:
-    workers = tuple(
-        WorkerLine(text, state, text, 1.0, 2.0, text, 3) for state in ("running", "starting")
-    )
+    workers = tuple(WorkerLine(text, state, text, 1.0, 2.0, text, 3) for state in ("running", text))
     return RunView(
         name=text,
         total=3,

@@ -6,7 +6,7 @@ import pytest
 
 from muster.api.options import GangOptions
 from muster.base.errors import UsageError
-from muster.cli.gang_flags import gang_groups, gang_options
+from muster.cli.gang import gang_groups, gang_options
 from muster.cli.parse import parse_groups
 
 SAID = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29400", "NODE_RANK": "1"}

@@ -10,10 +10,10 @@ import pytest
 from tests.conftest import MusterCli
 from tests.programs import read_program
 
+from muster.api.recipe import TrainRecipe
 from muster.base.errors import UsageError
-from muster.cli import recipes
 from muster.cli.commands.sweep import flags_of_sweep
-from muster.cli.recipes import with_seeds_as_stored
+from muster.cli.recipes import train_recipe, with_seeds_as_stored
 from muster.farm.space_texts import parse_seeds
 
 
@@ -118,10 +118,9 @@ def test_a_package_offers_recipes_by_entry_points(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-recipes\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[muster.recipes]\nsquares = own_recipes:SQUARES\nshout = own_recipes:SHOUT\n"
-        "broken = own_recipes:NOWHERE\n"
+        "broken = own_recipes:NOWHERE\ndigits = own_recipes:NOWHERE\nnone = json:dumps\n"
     )
     monkeypatch.syspath_prepend(own)
-    recipes._installed.cache_clear()
     try:
         done = muster_main("sweep", "squares", "--num-seeds", "4", "--dry-run", "--json")
         assert done.returncode == 0, done.stderr
@@ -132,9 +131,14 @@ def test_a_package_offers_recipes_by_entry_points(
         broken = muster_main("sweep", "broken")
         assert broken.returncode == 2
         assert "The recipe broken of own-recipes cannot be loaded" in broken.stderr
+        none = muster_main("sweep", "none").stderr
+        assert "The recipe none of own-recipes is no recipe but of type function" in none
+        assert "is a recipe of `muster train`" in muster_main("sweep", "digits").stderr
+        assert isinstance(train_recipe("digits"), TrainRecipe)
+        far = " ".join(muster_main("sweep", "elsewhere").stderr.split())
+        assert "It may come from a package that is not installed here." in far
         assert "shout, squares" in " ".join(muster_main("sweep", "squaers").stderr.split())
     finally:
-        recipes._installed.cache_clear()
         sys.modules.pop("own_recipes", None)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import MusterCli
 
 from muster.base.errors import UsageError
+from muster.base.flags import kind_of_word
 from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import COMMANDS
 from muster.cli.parse import parse_groups
@@ -19,6 +20,7 @@ from muster.pipeline.sinks.formats import spec_of
 LINES = {
     "map": "map embed --input in.jsonl --output out.jsonl --model m",
     "train": "train digits --dry-run",
+    "start": "start experiment.toml",
     "launch": "launch --print",
     "collect": "collect runs/a",
     "resume": "resume runs/a",
@@ -27,6 +29,8 @@ LINES = {
     "status": "status runs/a",
     "why": "why runs/a",
     "logs": "logs runs/a",
+    "attach": "attach runs/a",
+    "wait": "wait runs/a",
     "errors": "errors runs/a",
     "export": "export runs/a --to table.csv",
     "best": "best runs/a",
@@ -36,11 +40,13 @@ LINES = {
     "cancel": "cancel runs/a",
     "doctor": "doctor --quick",
     "devices": "devices",
+    "queue": "queue",
     "web": "web",
+    "mcp": "mcp",
     "completion": "completion bash",
 }
 #: What is behind ``--`` is theirs, or they hand it on; ``verify`` is below.
-WITH_WORDS = {"sweep", "run", "plan", "monitor", "slurm-script"}
+WITH_WORDS = {"sweep", "run", "plan", "monitor", "slurm-script", "init"}
 
 
 @pytest.mark.parametrize("command", LINES)
@@ -85,6 +91,14 @@ def test_fields_of_the_users_are_repeated_whatever_they_are_called(group: str) -
     words = ["--restart", "3", "--quiet", "no", "--overwrite", "0.1", "--json"]
     parsed = parse_groups({group: Own, "shown": ShownFlags}, words, "try", "")
     assert parsed.argv(without=ONE_TIME) == ["muster", "try", *words[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("--notify=command:notify-send done", "flag"), ("--lr 3", "value"), ("-x y=3", "value")],
+)
+def test_a_value_that_is_joined_to_its_flag_may_have_spaces(word: str, kind: str) -> None:
+    assert kind_of_word(word) == kind
 
 
 def test_a_quoted_home_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

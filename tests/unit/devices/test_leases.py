@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +23,11 @@ from muster.base.settings import Settings, child_environment
 from muster.devices.inventory import Device, Inventory
 from muster.devices.leases import Lease, LeaseHeld, acquire, place_and_lease
 from muster.devices.placement import Placement, parse_devices
+from muster.devices.tickets import own_uid, user_name
 
 SOURCE = Path(__file__).parents[3] / "src"
+#: Whose files ours are, as the kernel says: what a user calls himself is not asked.
+ME = user_name(own_uid())
 
 #: Takes the lease, says so, and waits; with "child", first starts a process that outlives it.
 HOLDER = """
@@ -32,7 +36,7 @@ from pathlib import Path
 from muster.base.settings import Settings
 from muster.devices.leases import Lease, acquire
 folder, uuid, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-lease = acquire(uuid, "night-sweep", Settings(lease_folder=folder, user="ada"))
+lease = acquire(uuid, "night-sweep", Settings(lease_folder=folder))
 assert isinstance(lease, Lease), lease
 child = 0
 if how == "exec":
@@ -95,9 +99,9 @@ def test_a_second_run_is_told_who_holds_the_gpu(settings: Settings) -> None:
     with holder(settings.lease_folder, "GPU-a") as (pid, _):
         held = acquire("GPU-a", "mine", settings)
         assert isinstance(held, LeaseHeld)
-        assert (held.pid, held.user, held.run) == (pid, "ada", "night-sweep")
+        assert (held.pid, held.user, held.run) == (pid, ME, "night-sweep")
         assert held.since is not None
-        assert str(held) == f"leased by run night-sweep of ada (pid {pid}) since {held.since}"
+        assert str(held) == f"leased by run night-sweep of {ME} (pid {pid}) since {held.since}"
         other = acquire("GPU-b", "mine", settings)
         assert isinstance(other, Lease)
         other.release()
@@ -123,44 +127,48 @@ def test_release_and_the_end_of_a_with_block_give_the_gpu_back(settings: Setting
             pass
 
 
-def test_the_text_beside_the_lock_says_who(settings: Settings) -> None:
-    sidecar = settings.lease_folder / "GPU-a.json"
+def test_the_note_beside_the_lock_says_who(settings: Settings) -> None:
     with _leased("GPU-a", settings):
-        record = json.loads(sidecar.read_text())
-        assert record.keys() == {"pid", "user", "run", "since"}
-        assert (record["pid"], record["user"], record["run"]) == (os.getpid(), "bob", "test")
-    assert sidecar.read_text() == ""
+        [note] = _notes(settings, "claim")
+        record = json.loads(note.read_text())
+        assert record.keys() == {"pid", "device", "run", "since_s"}
+        assert (record["pid"], record["device"], record["run"]) == (os.getpid(), "GPU-a", "test")
+    assert _notes(settings, "claim") == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "user": 3}'])
-def test_a_text_that_cannot_be_read_leaves_the_holder_unknown(
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"device": 3}', '{"device": "GPU-b"}'])
+def test_a_note_that_cannot_be_read_leaves_the_holder_unknown(
     settings: Settings, text: str
 ) -> None:
-    with _leased("GPU-a", settings):
-        (settings.lease_folder / "GPU-a.json").write_text(text)
+    with holder(settings.lease_folder, "GPU-a"):
+        _notes(settings, "claim")[0].write_text(text)
         held = acquire("GPU-a", "again", settings)
         assert held == LeaseHeld(uuid="GPU-a")
         assert str(held) == "leased by another muster run"
 
 
-def test_other_users_may_use_the_folder_and_its_files(settings: Settings) -> None:
+def test_other_users_may_use_the_folder_and_its_locks_and_read_its_notes(
+    settings: Settings,
+) -> None:
     before = os.umask(0o077)
     try:
         with _leased("MIG-GPU-a/1/0", settings):
-            pass
+            modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in _files(settings)}
     finally:
         os.umask(before)
     assert stat.S_IMODE(settings.lease_folder.stat().st_mode) == 0o1777
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in _files(settings)}
-    assert modes == {"MIG-GPU-a_1_0.lock": 0o666, "MIG-GPU-a_1_0.json": 0o666}
+    assert modes == {".lock": 0o666, ".claim": 0o644}
+    assert (settings.lease_folder / "MIG-GPU-a_1_0.lock").exists()
 
 
 def test_a_planted_link_is_not_followed(settings: Settings, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     settings.lease_folder.mkdir()
-    (settings.lease_folder / "GPU-a.json").symlink_to(victim)
+    victim_note = tmp_path / "leases" / "0-0-0.claim"
+    victim_note.symlink_to(victim)
     with _leased("GPU-a", settings):
+        assert isinstance(acquire("GPU-a", "again", settings), LeaseHeld)
         assert victim.read_text() == "precious"
 
 
@@ -197,15 +205,19 @@ PLANTED = [
 @pytest.mark.parametrize("what", PLANTED)
 def test_nothing_planted_beside_a_lock_stops_anybody(settings: Settings, what: str) -> None:
     """Neither who takes the lease nor who asks who has it waits, or reads without end."""
-    sidecar = settings.lease_folder / "GPU-a.json"
-    _plant(sidecar, what)
+    for kind in ("claim", "ticket", "used"):
+        _plant(settings.lease_folder / f"0-1-2.{kind}", what)
     with _leased("GPU-a", settings):
-        if what in ("large", "deep", "escapes"):
-            assert json.loads(sidecar.read_text())["user"] == "bob"
-            sidecar.unlink()
-            _plant(sidecar, what)
         held = acquire("GPU-a", "again", settings)
-        assert isinstance(held, LeaseHeld)
+        assert isinstance(held, LeaseHeld) and held.pid == os.getpid()
+        assert str(held).isprintable() and len(str(held)) < 500
+
+
+def test_what_a_holder_calls_its_run_cannot_reach_a_terminal(settings: Settings) -> None:
+    lease = acquire("GPU-a", "\x1b[2Jm\n\u202e" + "r" * 10_000, settings)
+    assert isinstance(lease, Lease)
+    with lease:
+        held = acquire("GPU-a", "again", settings)
         assert str(held).isprintable() and len(str(held)) < 500
 
 
@@ -223,6 +235,28 @@ def test_nothing_planted_in_place_of_a_lock_makes_anybody_wait(
         assert isinstance(lease, Lease)
         assert isinstance(acquire("GPU-a", "again", settings), LeaseHeld)
         lease.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+def test_what_another_user_plants_in_place_of_a_lock_costs_that_gpu_alone() -> None:
+    with tempfile.TemporaryDirectory(prefix="muster-planted-") as place:
+        folder = Path(place)
+        folder.chmod(0o1777)
+        (folder / "GPU-00.lock").touch(0o600)
+        (folder / "GPU-11.lock").mkdir()
+        pid = os.fork()
+        if pid == 0:
+            is_good = False
+            try:
+                os.setuid(4321)
+                settings = Settings(lease_folder=folder, cpu_count=8)
+                got, _ = _place_and_lease("auto", 3, settings)
+                reasons = [skipped.reason for skipped in got.skipped]
+                is_good = all("is root's and cannot be opened" in reason for reason in reasons)
+                is_good &= [slot.label for slot in got.slots] == ["cuda:2"]
+            finally:
+                os._exit(not is_good)
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_folder_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
@@ -255,10 +289,12 @@ def test_two_runs_that_each_want_two_of_four_gpus_both_get_two(settings: Setting
 
 def test_a_run_for_which_too_little_is_left_holds_nothing(settings: Settings) -> None:
     with _leased("GPU-11", settings):
-        with pytest.raises(PlacementError, match=r"cuda:1: leased by run test of bob"):
+        with pytest.raises(PlacementError, match=r"cuda:1: leased by run test of "):
             _place_and_lease("2", 2, settings, gpus_per_task=2)
-        # Given back on purpose, not by the garbage collector, which would leave the text.
-        assert (settings.lease_folder / "GPU-00.json").read_text() == ""
+        # Given back on purpose, not by the garbage collector, which would leave the note.
+        assert [json.loads(one.read_text())["device"] for one in _notes(settings, "claim")] == [
+            "GPU-11"
+        ]
         with _leased("GPU-00", settings):
             pass
 
@@ -303,7 +339,7 @@ def test_an_error_in_the_middle_leaves_nothing_leased(settings: Settings) -> Non
     (settings.lease_folder / "GPU-11.lock").mkdir(parents=True)
     with pytest.raises(SetupError):
         _place_and_lease("2", 2, settings)
-    assert (settings.lease_folder / "GPU-00.json").read_text() == ""
+    assert _notes(settings, "claim") == []
     with _leased("GPU-00", replace(settings, user="eve")):
         pass
 
@@ -317,6 +353,10 @@ def _leased(uuid: str, settings: Settings) -> Lease:
 def _release(leases: list[Lease]) -> None:
     for lease in leases:
         lease.release()
+
+
+def _notes(settings: Settings, kind: str) -> list[Path]:
+    return sorted(settings.lease_folder.glob(f"*.{kind}"))
 
 
 def _files(settings: Settings) -> list[Path]:

@@ -265,7 +265,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             "Cannot place a task of 1 GPU (--devices 0,2): no GPU is free.\n"
             "  cuda:0: busy: pid 100 (ada) holds 9000 MiB\n"
             "  cuda:2: lost: GPU 2 does not answer\n"
-            "Hint: wait, choose other GPUs, or use --force to run beside what is there.",
+            "Hint: wait (--wait), choose other GPUs, or use --force to run beside what is there.",
         ),
         (
             "GPU-22",
@@ -281,7 +281,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             {"gpus_per_task": 2},
             "Cannot place a task of 2 GPUs (--devices 0,1): only 1 GPU can be used.\n"
             "  cuda:0: busy: pid 100 (ada) holds 9000 MiB\n"
-            "Hint: wait, choose other GPUs, or use --force to run beside what is there.",
+            "Hint: wait (--wait), choose other GPUs, or use --force to run beside what is there.",
         ),
         (
             "3",

@@ -131,6 +131,7 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
     "local-ranks": [("two_nodes_apart", "error", "6 ranks on this node, 4 visible GPUs")],
     "slurm-gpus": [("slurm_without_gpus", "error", "SLURM job 881234 was given no GPU")],
     "slurm-cores": [("slurm_without_gpus", "warning", "SLURM_CPUS_PER_TASK=8, but this process")],
+    "extensions": [("no_torch", "warning", "The engine acme of acme-muster 0.3 (acme.eng")],
 }
 
 #: Check → a host on which it looks and finds everything in order.

@@ -19,17 +19,19 @@ from tests.processes import command_line, is_gone
 
 from muster.devices.inventory import Inventory
 from muster.doctor.checks.table import CHECKS
-from muster.doctor.child import Outcome, read_answer, run_probe
 from muster.doctor.facts import Facts, NetworkFacts, Run
 from muster.doctor.gather import DriverAnswer
 from muster.doctor.gather_probes import (
+    Outcome,
     Targets,
     measure_all_reduce,
     measure_host_copies,
     measure_matmuls,
     measure_peer_copies,
     no_time,
+    read_answer,
     repairs,
+    run_probe,
 )
 from muster.doctor.probes import all_reduce, speed
 from muster.doctor.probes.speed import parse_targets
@@ -307,7 +309,7 @@ def test_a_folder_that_cannot_be_written_is_told() -> None:
 def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
     """kill -9 of the one who waits: the kernel ends the probe, which then says nothing more."""
     text = (
-        "import sys; from muster.doctor.child import run_probe\n"
+        "import sys; from muster.doctor.gather_probes import run_probe\n"
         f"run_probe('network', ['serve', '127.0.0.1', '{free_port()}', '600'], limit_s=600)"
     )
     with subprocess.Popen([sys.executable, "-c", text]) as doctor:

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from muster.farm.balance import ChunkCounts, imbalance_of_rows, imbalance_of_tasks
+from muster.api.map_publish import ChunkCounts, imbalance_of_rows
+from muster.farm.plan import imbalance_of_tasks
 from muster.farm.task import TaskState
 
 

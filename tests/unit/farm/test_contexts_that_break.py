@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, gpus, kinds, tasks
 
-from muster.farm.decisions import Policy
+from muster.farm.decisions import Policy, RetryPolicy
 from muster.farm.events import Progress, WorkerDied
-from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Outcome
 
 MANY = RetryPolicy(by_outcome={Outcome.BROKEN_CONTEXT: 1000}, breaks_in_a_row=6)

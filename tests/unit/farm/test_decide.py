@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions, Policy, RetryPolicy
 from muster.farm.events import (
     Capacity,
     Drain,
@@ -18,7 +18,6 @@ from muster.farm.events import (
     WorkerDied,
     WorkerReady,
 )
-from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.view import GIVEN_BACK, QUARANTINED, Picture
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, cpus, finished, tasks
 
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import REASONS, Decisions, Policy, RetryPolicy
 from muster.farm.events import Fetched, Results, Returned, WorkerDied, WorkerLeaving
-from muster.farm.lifecycle import REASONS, RetryPolicy
 from muster.farm.roster import Roster
 from muster.farm.task import HeldWorker, Outcome
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions, Policy, RetryPolicy
 from muster.farm.events import (
     Capacity,
     Drain,
@@ -31,7 +31,6 @@ from muster.farm.events import (
     WorkerDied,
     WorkerReady,
 )
-from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 TARGETS = {

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.farm.events import WorkerDied
-from muster.farm.lifecycle import (
+from muster.farm.decisions import (
     REASONS,
     RetryPolicy,
     death_as_finished,
@@ -17,6 +16,7 @@ from muster.farm.lifecycle import (
     outcome_of_output,
     signal_name,
 )
+from muster.farm.events import WorkerDied
 from muster.farm.task import Finished, Outcome, TaskState
 
 TRACE = 'Traceback:\n  File "a.py", line {line}, in f\n    g({arg})\nValueError: loss {value}\n'

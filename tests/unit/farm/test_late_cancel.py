@@ -9,11 +9,12 @@ import pytest
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
 from muster.farm.canonical import payload_and_key
-from muster.farm.coordinator import Coordinator, Hooks, Plan, Request
+from muster.farm.coordinator import Coordinator
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
 from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.plan import Hooks, Plan, Request
 from muster.farm.task import SlotSpec, TargetSpec, TaskState
 from muster.run.folder import RunFolder
 

@@ -10,10 +10,10 @@ import pytest
 from tests.unit.farm.test_ledger import fill, record
 
 from muster.base.errors import LedgerError
-from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decisions import Stopped
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
+from muster.farm.plan import imbalance_of_tasks
 from muster.farm.task import Outcome, TaskState
 
 

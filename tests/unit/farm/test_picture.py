@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, cpus, tasks
 
-from muster.cli.output import eta_text, left_text
 from muster.farm.events import WorkerReady
-from muster.farm.view import Interval, Picture, RunView, WorkerLine
+from muster.farm.view import Interval, Picture, RunView, WorkerLine, eta_text, left_text
 
 
 @pytest.mark.parametrize(

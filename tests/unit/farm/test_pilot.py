@@ -27,7 +27,7 @@ from muster.farm.events import (
 )
 from muster.farm.executors import remote
 from muster.farm.executors.base import HeldWorker
-from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import (
     BYE,
@@ -93,7 +93,7 @@ class Yard:
         self.targets = {1: spec}
         record = {
             "run_id": "r", "patience_s": patience_s, "lead_s": lead_s, "look_every_s": 0.004,
-            **needs_of_pilots(REQUEST, self.targets),
+            **REQUEST.needs_of_pilots(self.targets),
         }  # fmt: skip
         self.folder.pilot_assignment.write_bytes(orjson.dumps(record))
         self.beat(Heartbeat(1, 1))

@@ -10,9 +10,9 @@ import orjson
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
 from muster.farm.canonical import payload_and_key
-from muster.farm.coordinator import Coordinator, Hooks, Plan
+from muster.farm.coordinator import Coordinator
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions, Policy, RetryPolicy
 from muster.farm.events import (
     Divided,
     Event,
@@ -26,7 +26,7 @@ from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.lifecycle import RetryPolicy
+from muster.farm.plan import Hooks, Plan
 from muster.farm.roster import SHARE_AFTER_S
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.run.folder import RunFolder

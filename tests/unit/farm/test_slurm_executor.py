@@ -19,7 +19,7 @@ from muster.base.journal import read_journal
 from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box, read_heartbeat
 from muster.farm.executors.slurm import SlurmExecutor, may_serve
@@ -104,7 +104,7 @@ def speak(folder: RunFolder, job: int, *frames: Sequence[object], slot_id: int =
 
 
 def asked_before(folder: RunFolder, request: ClusterRequest) -> None:
-    folder.pilot_assignment.write_bytes(orjson.dumps(needs_of_pilots(request, {})))
+    folder.pilot_assignment.write_bytes(orjson.dumps(request.needs_of_pilots({})))
 
 
 def executor(folder: RunFolder) -> SlurmExecutor:

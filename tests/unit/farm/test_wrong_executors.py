@@ -85,4 +85,6 @@ def test_one_of_a_package_that_cannot_be_imported_is_named(
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[muster.executors]\ntorn = torn_away:Mine\n")
     assert main(["sweep", "work.py:square", "--grid", "x=1", "--on", "torn", "--dry-run"]) == 2
-    assert "The executor torn cannot be imported from torn_away:Mine" in capsys.readouterr().err
+    assert (
+        "The executor torn of torn cannot be loaded from torn_away:Mine" in capsys.readouterr().err
+    )

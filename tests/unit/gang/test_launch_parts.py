@@ -18,7 +18,7 @@ from muster.cli.commands import run
 from muster.gang.beacon import BEACON, Beacon, read_place
 from muster.gang.rank import _is_ours
 from muster.gang.spec import Entry, GangSpec, Script
-from muster.rank.stop import StopFlag
+from muster.rank.life import StopFlag
 from muster.run.folder import RunFolder
 
 
@@ -39,7 +39,7 @@ def test_a_warning_is_not_the_first_of_two_requests_to_end(monkeypatch: pytest.M
     """A rank that saves at a warning, and is then asked to end, may save to the end."""
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("muster.rank.stop._ECHO_S", -1.0)
+    monkeypatch.setattr("muster.rank.life._ECHO_S", -1.0)
     with StopFlag() as stop:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
             signal.raise_signal(number)

@@ -23,8 +23,7 @@ from muster.rl.environment import (
     Observation,
     Place,
 )
-from muster.rl.gymnasium_envs import GymnasiumEnvs
-from muster.rl.gymnasium_face import EnvFace, Maker, VectorEnvFace
+from muster.rl.gymnasium_envs import EnvFace, GymnasiumEnvs, Maker, VectorEnvFace
 
 CPU = torch.device("cpu")
 

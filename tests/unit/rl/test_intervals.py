@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
-from muster.rl.intervals import interval, median_interval, student_quantile, student_within
+from muster.rl.statistics import interval, median_interval, student_quantile, student_within
 
 
 @pytest.mark.parametrize(

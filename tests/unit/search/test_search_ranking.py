@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.search.ranking import num_better
+from muster.search.trials import num_better
 
 NUMBER = st.sampled_from([-1.5, -0.0, 0.0, 2.0, 7.0, float("inf")])
 

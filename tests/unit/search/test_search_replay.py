@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.search.ranking import pareto_front
 from muster.search.records import (
     Decision,
     Ended,
@@ -25,6 +24,7 @@ from muster.search.records import (
 from muster.search.search import Search
 from muster.search.space import Space
 from muster.search.spec import Budget, Constraint, SearchSpec, Stopping, objectives
+from muster.search.trials import pareto_front
 
 SPACE = Space.from_texts(
     ["lr=log(1e-5,1e-1)", "width=int(8,64,step=8)", "opt=choice(adam,sgd)",

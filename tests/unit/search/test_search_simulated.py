@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.simulated_search import Simulated, simulate
 
-from muster.search.simulate import Simulated, simulate
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.simulated_search import simulate
 
 from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposal
 from muster.search.search import Search
-from muster.search.simulate import simulate
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
 from muster.search.stopping.asha import BestShare

@@ -19,17 +19,19 @@ pytestmark = [
 
 #: 37 samples in batches of 8 leave 5 for the last step of an epoch; 50 steps in 10 epochs.
 STEPS = {"global_batch": 8, "epochs": 10}
+#: What a step does with its batch shows in fewer.
+FEW = {"global_batch": 8, "epochs": 4}
 
 #: task and settings that the textbook knows, and how the ranks cut the batch beside them.
 CASES: dict[str, tuple[Toy, dict[str, Any], dict[str, Any]]] = {
     "plain": (Toy(), STEPS, {}),
     "clipped": (Toy(), {**STEPS, "max_grad_norm": 0.3, "warmup_epochs": 1.5, "lr": 0.02}, {}),
-    "accumulated": (Toy(), STEPS, {"batch_size": 1}),
-    "uneven": (Toy(samples=31), {"global_batch": 7, "epochs": 10}, {"batch_size": 2}),
-    "filtered": (Toy(none_every=3), STEPS, {"batch_size": 1}),
-    "tokens": (Toy(tokens=True, none_every=5), STEPS, {"batch_size": 2}),
+    "accumulated": (Toy(), FEW, {"batch_size": 1}),
+    "uneven": (Toy(samples=31), {"global_batch": 7, "epochs": 4}, {"batch_size": 2}),
+    "filtered": (Toy(none_every=3), FEW, {"batch_size": 1}),
+    "tokens": (Toy(tokens=True, none_every=5), FEW, {"batch_size": 2}),
     "tiny": (Toy(samples=21), {"global_batch": 4, "epochs": 3}, {}),
-    "unused": (Toy(unused=True), {"global_batch": 8, "epochs": 4}, {"batch_size": 1}),
+    "unused": (Toy(unused=True), FEW, {"batch_size": 1}),
 }
 RANKS = (1, 2, 4)
 
@@ -45,14 +47,14 @@ def jobs() -> list[Job]:
         Job(name=name, ranks=int(name[-1]), task=task, config=STEPS)
         for name, task in single.items()
     ]
-    fsdp = {"strategy": "fsdp", **STEPS}
+    fsdp = {"strategy": "fsdp", **FEW}
     found += [
         Job(name="fsdp-2", ranks=2, task=Toy(), config={**fsdp, "batch_size": 1}),
         Job(
             name="fsdp-clipped-2",
             ranks=2,
             task=Toy(),
-            config={**fsdp, "max_grad_norm": 0.3, "warmup_epochs": 1.5, "lr": 0.02},
+            config={**fsdp, **STEPS, "max_grad_norm": 0.3, "warmup_epochs": 1.5, "lr": 0.02},
         ),
         Job(
             name="fsdp-filtered-2",
@@ -71,7 +73,7 @@ def jobs() -> list[Job]:
                 name=f"{strategy}-bf16-2",
                 ranks=2,
                 task=GatheredTypes(),
-                config={**STEPS, "epochs": 4, "strategy": strategy, "precision": "bf16"},
+                config={**FEW, "strategy": strategy, "precision": "bf16"},
             )
             for strategy in ("ddp", "fsdp")
         ),

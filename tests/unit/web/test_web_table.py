@@ -186,6 +186,46 @@ def test_what_was_read_ahead_follows_the_run(folder: RunFolder) -> None:
     assert "late" in [column["key"] for column in table.page(limit=1)["columns"]]
 
 
+def test_a_run_that_goes_on_is_read_ahead_in_parts(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_FEW", 50)
+    monkeypatch.setattr(tables, "_AHEAD_S", 0.0)
+    table = TaskTable(folder)
+    for turn in range(6):
+        assert not table.is_prepared
+        add(folder, [{"x": turn, "late": "wonder"}])  # told by a look, between two parts
+        table.refresh()
+        if turn == 3:
+            table.prepare()  # somebody saves the table meanwhile
+            assert table.is_prepared
+            break
+        table.prepare(at_once=False)
+    other = TaskTable(folder)
+    turns = 0
+    while not other.is_prepared and turns < 100:
+        other.prepare(at_once=False)
+        turns += 1
+    assert turns == 8, "304 tasks, 50 of them at a time, and the end"
+    for one in (table, other):
+        assert one.page(text="wonder")["total"] == 4
+        assert sum(len(part) for part in one.parts(**EVERY)) == 1 + 304
+
+
+def test_reading_ahead_ends_where_the_run_was_begun_anew_with_fewer_tasks(
+    folder: RunFolder,
+) -> None:
+    table = TaskTable(folder)
+    table.refresh()
+    remove(folder.ledger)
+    add(folder, [{"x": 1, "late": "wonder"}])
+    table.prepare()
+    assert not table.is_prepared
+    table.refresh()
+    table.prepare()
+    assert table.is_prepared and table.page(text="wonder")["total"] == 1
+
+
 def test_tables_that_nobody_uses_keep_nothing_when_others_need_the_room(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

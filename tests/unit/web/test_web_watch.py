@@ -7,7 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,10 @@ def test_a_look_that_fails_is_said_once_and_the_next_one_tells_what_there_is() -
             greeting = await anext(events)
             look.prepared = [ValueError("cut\x1b[2J")]
             look.found = [RuntimeError("no"), RuntimeError("no"), Told("rows", {"a": 1})]
-            return greeting + await anext(events)
+            told = await anext(events)
+            while len(said) < 2:  # reading ahead comes at its own time
+                await asyncio.sleep(0.01)
+            return greeting + told
 
     assert b"event: rows" in asyncio.run(asyncio.wait_for(heard(), 60))
     assert len(said) == 2 and not [line for line in said if "\x1b" in line or "\n" in line]
@@ -188,3 +193,34 @@ def test_what_is_explained_already_is_no_defect() -> None:
     for error in (None, UsageError("no such run"), FileNotFoundError("gone")):
         defects.note(error)
     assert said == []
+
+
+def test_viewers_who_ask_the_same_get_one_answer_until_the_next_event() -> None:
+    look = Looking()
+    watcher = Watcher(look, Defects(print))
+    numbers = count()
+
+    def make() -> bytes:
+        number = next(numbers)
+        time.sleep(0.05)  # others ask meanwhile
+        return b"%d" % number
+
+    def asked_by_ten() -> set[bytes]:
+        with ThreadPoolExecutor(10) as pool:
+            return set(pool.map(lambda _: watcher.shared("/tasks?sort=a", make), range(10)))
+
+    assert len(asked_by_ten()) == 10, "nobody listens, so nobody would be told to ask again"
+
+    async def viewing() -> None:
+        async with aclosing(watcher.events("", None, lambda: False)) as events:
+            await anext(events)
+            ask = asyncio.to_thread
+            [first] = await ask(asked_by_ten)
+            assert await ask(asked_by_ten) == {first}
+            assert await ask(watcher.shared, "/tasks?sort=b", make) != first
+            look.found.append(Told("counts", {"done": 1}))
+            await anext(events)
+            [second] = await ask(asked_by_ten)
+            assert second != first, "the event said that there is something new"
+
+    asyncio.run(viewing())

@@ -11,6 +11,7 @@ import math
 import os
 import selectors
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -18,10 +19,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
-from muster.api.trackers.feed import DONE, read_position
-from muster.api.trackers.tracker import check_installed
+from muster.api.trackers.feed import DONE, Held, Position, feed, read_position
+from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
@@ -201,7 +203,7 @@ class Keeper(threading.Thread):
         words = [str(self._folder.path.absolute()), self._run_id, self.tracker]
         quiet = {name: value for name, value in _QUIET.items() if variable(name) is None}
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "muster.api.trackers.process", *words],
+            [sys.executable, "-P", "-m", "muster.api.trackers.guard", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -257,3 +259,48 @@ class Keeper(threading.Thread):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines:
             self._last_line = one_line(lines[-1], 300)
+
+
+_ASK_EVERY_S = 1.0
+_NICE = 10
+
+
+def main(argv: list[str]) -> int:
+    """The process of one tracker: ``python -m muster.api.trackers.guard FOLDER RUN_ID NAME``.
+
+    Its standard input belongs to whoever started it: a line says that the run is over, and when the
+    other end is gone without a line, this process has nothing to do here any more.
+    """
+    from muster.api.trackers.sources import source_of  # which reads ledgers, as the guard does not
+
+    folder, run_id, name = RunFolder(Path(argv[0])), argv[1], argv[2]
+    is_over = threading.Event()
+    threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
+    os.nice(_NICE)  # the work of the run comes first
+    try:
+        with Position(folder.tracker_position(name), run_id) as position:
+            place = Place(folder.trackers, folder.tensorboard)
+            source = source_of(folder, run_id)
+
+            def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
+                return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
+
+            feed(source, make_tracker(name, place), position, wait)
+    except (Held, MusterError) as error:
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
+        return 1
+    return DONE
+
+
+def _listen(is_over: threading.Event) -> None:
+    if sys.stdin.readline():
+        is_over.set()
+        sys.stdin.read()
+    # A library may hang, and one that has threads of its own would keep this process.
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

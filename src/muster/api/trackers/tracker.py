@@ -1,6 +1,6 @@
 """What a tracker is given, and what it is asked: the seam between a run and W&B, MLflow, ….
 
-All of this happens in a process of its own, see `muster.api.trackers.process`. At the end are the
+All of this happens in a process of its own, see `muster.api.trackers.guard`. At the end are the
 names of metrics as trackers take them. Each has its own, so that it can be turned back: whatever a
 tracker does not take becomes ``-x`` with the character's code and another ``-``, as in
 ``loss-xb2-`` for ``loss²``. A dash before an x is replaced as well.
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from muster.base.errors import UnknownNameError, UsageError, how_to_install
+from muster.base.errors import TargetError, UnknownNameError, UsageError, how_to_install
+from muster.base.plugins import check_plugin, load_plugin, plugins
 from muster.base.settings import variable
 
 #: How what is tracked has ended; "stopped": it goes on when the run is resumed.
@@ -146,14 +147,17 @@ def read_trackers(text: str, flag: str) -> tuple[str, ...]:
     if names == ("none",):
         return ()
     for name in names:
-        if name not in TRACKERS:
-            raise UnknownNameError(f"tracker of {flag}", name, TRACKERS)
+        if name not in TRACKERS and name not in plugins("tracker"):
+            raise UnknownNameError(f"tracker of {flag}", name, {*TRACKERS, *plugins("tracker")})
     return names
 
 
 def check_installed(names: Collection[str]) -> None:
     """UsageError for a tracker whose package is not installed; nothing is imported."""
     for name in names:
+        if name not in TRACKERS:
+            _check_plugin(name)
+            continue
         package = TRACKERS[name].package
         if importlib.util.find_spec(package) is None:
             raise UsageError(
@@ -169,9 +173,25 @@ def check_installed(names: Collection[str]) -> None:
 
 
 def make_tracker(name: str, place: Place) -> Tracker:
-    module, _, attribute = TRACKERS[name].make.partition(":")
-    tracker: Tracker = getattr(importlib.import_module(module), attribute)(place)
+    """The tracker called ``name``; TargetError for one of a package that is none."""
+    if name in TRACKERS:
+        module, _, attribute = TRACKERS[name].make.partition(":")
+        tracker: Tracker = getattr(importlib.import_module(module), attribute)(place)
+        return tracker
+    _check_plugin(name)
+    tracker = load_plugin("tracker", name)(place)
+    if not callable(getattr(tracker, "open", None)) or not hasattr(tracker, "most_open"):
+        raise TargetError(
+            f"The tracker {name} has no open or no most_open.",
+            hint="muster.trackers.Tracker says what a tracker is asked for.",
+        )
     return tracker
+
+
+def _check_plugin(name: str) -> None:
+    if name not in plugins("tracker"):  # it may have been uninstalled since the run began
+        raise UnknownNameError("tracker", name, {*TRACKERS, *plugins("tracker")})
+    check_plugin("tracker", name)
 
 
 def to_tracker(name: str, allowed: re.Pattern[str], *, taken: frozenset[str] = frozenset()) -> str:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from muster.base.errors import MusterError
-from muster.base.flags import Flag
+from muster.base.flags import Flag, kind_of_word
 from muster.base.modules import names_at_top
 from muster.base.target import ONLY_READS
 from muster.cli import help_page, output
 from muster.cli.options import Option
 from muster.cli.parse import parse
 from muster.cli.values import choices
-from muster.cli.words import kind_of_word
 from muster.run.folder import RunFolder
 
 _COMPLETION = """Print what makes a shell complete commands, flags, recipes and run folders.
@@ -124,7 +123,7 @@ def _all(words: list[str], last: str) -> Iterator[Candidate]:
     typed = _in_places(rest, by_name)
     if command == "run" and typed:  # what follows is the program's
         return
-    if last.startswith("-") and not equals:
+    if kind_of_word(f"{last}x") == "flag" and not equals:  # what it may become
         yield from (Candidate(flag, _about(one)) for flag, one in by_name.items())
         yield from (
             Candidate(f"--no-{one.name}", _about(one)) for one in by_name.values()
@@ -161,7 +160,7 @@ def _in_place(
 ) -> Iterator[Candidate]:
     """Runs, tasks of a run that have failed, recipes and functions."""
     names = [one.path[-1] for one in places]
-    if names[:1] == ["run"] and not typed:
+    if names[:1] == ["runs"] or (names[:1] == ["run"] and not typed):
         yield from _runs(last)
     elif names[1:2] == ["task"] and len(typed) == 1:
         yield from _failed(typed[0])

@@ -46,7 +46,7 @@ Examples:
 
 
 #: The flags of other commands that answer a question here.
-_ANSWERS = {
+ANSWERS = {
     "options": Part(of=SweepOptions, only=("devices", "gpu_ids", "per_gpu", "run_dir")),
     "train": Part(
         of=TrainConfig,
@@ -58,7 +58,7 @@ _ANSWERS = {
 
 
 def main(argv: list[str]) -> int:
-    parsed = parse_groups({"launch": LaunchFlags, **_ANSWERS}, argv, "launch", _HELP)
+    parsed = parse_groups({"launch": LaunchFlags, **ANSWERS}, argv, "launch", _HELP)
     flags: LaunchFlags = parsed.launch
     asker = make_asker()
     try:
@@ -87,7 +87,7 @@ def answers_in(parsed: Parsed) -> Answers:
         name = said.option.name
         if name == "args":
             found[name] = split(name, said.value)
-        elif name in WORK or said.option.group in _ANSWERS:
+        elif name in WORK or said.option.group in ANSWERS:
             found[name] = tuple(values.texts(said.value))
     return found
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from muster.api.ranks import rank_failures, rank_log
+from muster.api.experiment import find_experiment
+from muster.api.ranks import rank_failures
 from muster.api.runs import Run, Status, find_runs, open_run
 from muster.api.search_state import read_search
 from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
-from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
-from muster.cli.parse import RunPlace, parse
+from muster.cli.parse import parse
 from muster.farm.task import TaskState
 from muster.run.state import has_saved
 
@@ -34,22 +37,14 @@ class _List(JsonFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Logs(RunPlace):
-    """Which run, and which of its tasks."""
+class _Status(LookFlags):
+    """Which run, and how it is shown."""
 
-    task: Annotated[str | None, Flag(is_positional=True, metavar="[N]")] = None
-    """The task's number or the start of its key, as `muster errors` and the table name it; of a
-    training or a program the rank, by default the one that failed first."""
+    watch: bool = False
+    """Refresh it every two seconds until the run has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cancel(LookFlags):
-    """Which run, and which of its tasks."""
-
-    task: Annotated[tuple[str, ...], Flag(metavar="N")] = ()
-    """Cancel only these tasks of a sweep or a search, each named by its number or the start of its
-    key; the others go on. One that runs is told to end, and killed if it does not."""
-
+_WATCH_EVERY_S = 2.0
 
 _LIST = """List the runs below a folder, the newest first.
 
@@ -59,25 +54,14 @@ Examples:
 """
 _STATUS = """Show a run's progress, also while it runs.
 
-Example:
-  muster status runs/train-1a2b3c
-"""
-_LOGS = """Show what a task printed, one part per attempt, or what a rank printed.
-
 Examples:
-  muster logs runs/train-1a2b3c 12
-  muster logs digits-20260131-090500 0
+  muster status runs/train-1a2b3c
+  muster status train-1a2b3c --watch
 """
 _ERRORS = """Show what failed, grouped by cause, the worst first.
 
 Example:
   muster errors runs/train-1a2b3c
-"""
-_CANCEL = """Cancel what has not ended; what is finished is kept.
-
-Examples:
-  muster cancel runs/train-1a2b3c
-  muster cancel runs/train-1a2b3c --task 12 40
 """
 
 
@@ -89,9 +73,13 @@ def list_runs(argv: list[str]) -> int:
             f"--root {flags.root} is a file, not a folder of runs.",
             hint=f"write --root {flags.root.parent}, or look at one run with muster status.",
         )
-    rows = []
+    rows: list[list[str]] = []
     records: list[dict[str, Any]] = []
     damaged = []
+    if not flags.root.is_file():
+        from muster.cli.experiment_look import list_rows
+
+        rows, records = list_rows(flags.root)
     for run in found_runs:
         try:
             found, created = run.status(), iso_utc(run.stored.created_s)
@@ -121,19 +109,59 @@ def list_runs(argv: list[str]) -> int:
 
 
 def status(argv: list[str]) -> int:
-    flags = parse(LookFlags, argv, "status", _STATUS)
-    run = open_run(flags.run)
+    flags = parse(_Status, argv, "status", _STATUS)
+    if (experiment := find_experiment(flags.run)) is not None:
+        from muster.cli import experiment_look
+
+        if flags.watch:
+            raise UsageError(
+                f"{experiment.path} is an experiment: --watch is for a run.",
+                hint=f"muster status {experiment.path}/PHASE --watch",
+            )
+        return experiment_look.status(experiment, is_json=flags.json)
+    if flags.watch:
+        try:
+            return _watch(flags.run, as_json=flags.json)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+    return _show_status(open_run(flags.run), output.say, as_json=flags.json)
+
+
+def _watch(name: str, *, as_json: bool) -> int:
+    """The same again and again, in its place on a terminal, else where something has changed."""
+    if as_json:
+        raise UsageError("--watch and --json contradict each other.", hint="give one of them.")
+    from muster.api.watching import is_at_work, latest, open_watched, pause_s
+
+    run = open_watched(name)
+    with ExitStack() as stack:
+        picture = stack.enter_context(output.LivePicture()) if output.is_terminal() else None
+        last: list[str] = []
+        while True:
+            works, lines = is_at_work(run), list[str]()
+            _show_status(latest(run), lines.append, as_json=False)
+            if picture is not None:
+                picture.show_lines(lines)
+            elif lines != last:
+                output.say("\n".join(lines))
+            last = lines
+            if not works:
+                return 0
+            time.sleep(max(_WATCH_EVERY_S, pause_s(run)))
+
+
+def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
     found = run.status()
     progress = array_of(run, asks_slurm=True)
     job = job_of(run)
     state, ended = word_of(found, progress, job), ended_job(run, found, job)
-    if flags.json:
+    if as_json:
         known = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
         record = {**asdict(found), "state": state, **known, **_search_json(run)}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
-    output.say(f"{found.name}: {state}")
+    say(f"{found.name}: {state}")
     lines = _rank_lines(run, found) if run.stored.is_gang else _task_lines(run, found, progress)
     if job is not None and job[1].waits:
         lines.insert(0, f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})")
@@ -141,7 +169,7 @@ def status(argv: list[str]) -> int:
         log = run.folder.slurm_log(ended)
         lines.insert(0, f"job {ended} has ended before the run began; what it printed: {log}")
     for line in lines:
-        output.say(f"  {line}")
+        say(f"  {line}")
     return 0
 
 
@@ -187,51 +215,32 @@ def _search_json(run: Run) -> dict[str, Any]:
     return {"search": {"best": best, "stopped": stopped, "trials": len(state.search.trials)}}
 
 
-def logs(argv: list[str]) -> int:
-    flags = parse(_Logs, argv, "logs", _LOGS)
-    run = open_run(flags.run)
-    if run.stored.is_gang:
-        return _rank_log(run, flags.task)
-    if flags.task is None:
-        named = "; ".join(run.failed_tasks())
-        raise UsageError(
-            f"{run.path} has many tasks: say whose log you mean.",
-            hint=f"muster logs {run.path} N, with N the number of a task"
-            + (f". Failed: {named}." if named else ", as in the table's row or its column `task`."),
-        )
-    parts = run.log(flags.task)
-    if not parts:
-        output.say(f"This task has not ended an attempt yet; its output is in {run.folder.logs}.")
-    for part, text in parts:
-        output.say(f"--- attempt {part.token} ({part.outcome}), {part.log}")
-        output.say(text.rstrip("\n"))
-    trace = run.trace(flags.task)
-    if trace:
-        output.say(f"--- error\n{trace.rstrip()}")
-    return 0
-
-
-def _rank_log(run: Run, rank: str | None) -> int:
-    number, path = rank_log(run.folder, rank)
-    output.say(f"--- rank {number}, {path}")
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                output.say(line.rstrip("\n"))
-    except OSError as error:
-        raise SetupError(f"Cannot read {path}: {error.strerror}.") from None
-    return 0
-
-
 def errors(argv: list[str]) -> int:
     flags = parse(LookFlags, argv, "errors", _ERRORS)
-    run = open_run(flags.run)
-    if run.stored.is_gang:
-        return _rank_errors(run, as_json=flags.json)
-    groups = run.failures()
-    if flags.json:
-        output.say_json([group._asdict() for group in groups])
+    if find_experiment(flags.run) is not None:
+        from muster.cli.experiment_look import of_each
+
+        of_each(flags.run, _error_record if flags.json else _show_errors, is_json=flags.json)
         return 0
+    run = open_run(flags.run)
+    if flags.json:
+        output.say_json(_error_record(run))
+        return 0
+    return _show_errors(run)
+
+
+def _error_record(run: Run) -> Any:
+    if run.stored.is_gang:
+        report, found = rank_failures(run.folder)
+        errors = [{"rank": rank, **asdict(error)} for rank, error in found.items()]
+        return {"report": list(report), "errors": errors}
+    return [group._asdict() for group in run.failures()]
+
+
+def _show_errors(run: Run) -> int:
+    if run.stored.is_gang:
+        return _rank_errors(run)
+    groups = run.failures()
     if not groups:
         output.say("No attempt has failed.")
     for group in groups:
@@ -241,18 +250,14 @@ def errors(argv: list[str]) -> int:
         )
         for line in group.trace.rstrip().splitlines():
             output.say(f"    {line}")
-        more = ", …" if group.num_attempts > len(group.named) else ""
+        more = ", …" if group.num_tasks > len(group.named) else ""
         output.say(f"  tasks: {', '.join(group.named)}{more}")
         output.say(f"  what one printed: muster logs {run.path} {group.named[0].split()[0]}\n")
     return 0
 
 
-def _rank_errors(run: Run, *, as_json: bool) -> int:
+def _rank_errors(run: Run) -> int:
     report, found = rank_failures(run.folder)
-    if as_json:
-        errors = [{"rank": rank, **asdict(error)} for rank, error in found.items()]
-        output.say_json({"report": list(report), "errors": errors})
-        return 0
     if not (report or found):
         output.say("No rank has failed.")
         return 0
@@ -265,56 +270,6 @@ def _rank_errors(run: Run, *, as_json: bool) -> int:
         for frame in error.frames:
             output.say(f"  {frame}")
         output.say(f"  what it printed: muster logs {run.path} {rank}")
-    return 0
-
-
-def cancel(argv: list[str]) -> int:
-    flags = parse(_Cancel, argv, "cancel", _CANCEL)
-    run: Run = open_run(flags.run)
-    if flags.task:
-        return _cancel_tasks(run, flags)
-    is_gang, job = run.stored.is_gang, job_of(run)
-    asked = run.cancel()
-    array = array_of(run, asks_slurm=True)
-    if flags.json:
-        record = {"run": run.folder.name, "asked_coordinator": bool(asked)}
-        output.say_json({**record, "changed": asked is not None})
-    elif asked is None:
-        state = word_of(run.status(), array)
-        output.say(f"{run.folder.name}: nothing to cancel here, it is {state}")
-    elif array is not None:
-        output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
-    elif asked and job is not None and job[1].waits:
-        output.say(f"{run.folder.name}: cancelled SLURM job {job[0]}, which waited in the queue")
-    elif asked and is_gang:
-        output.say(f"{run.folder.name}: asked its ranks to save what they can and to end")
-    elif asked:
-        output.say(f"{run.folder.name}: asked its coordinator to cancel what has not ended")
-    else:
-        output.say(f"{run.folder.name}: cancelled what had not ended")
-    if array is not None and array.num_queued and not flags.json:
-        output.say("  those in the queue are SLURM's: end them with scancel")
-    return 0
-
-
-_OF_CANCELLED = {
-    "cancelled": "cancelled",
-    "told": "told to end; it is cancelled as soon as it has",
-    "together": "goes on: it runs in one call with others, and cannot be ended without them",
-}
-
-
-def _cancel_tasks(run: Run, flags: _Cancel) -> int:
-    words = run.cancel_tasks(flags.task)
-    if flags.json:
-        changed = any(word in ("cancelled", "told") for word in words.values())
-        output.say_json({"run": run.folder.name, "changed": changed, "tasks": words})
-        return 0
-    for number, word in words.items():
-        already = f"nothing to cancel, it is {word.removeprefix('was ')} already"
-        output.say(f"{run.folder.name}: task {number}: {_OF_CANCELLED.get(word, already)}")
-    if any(word in ("cancelled", "told") for word in words.values()):
-        output.say(f"  run them after all: muster retry {run.path} --cancelled")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``muster metrics``: the numbers that a run has logged over time."""
+"""``muster metrics`` shows what a run has logged over time; ``muster track`` sends it away."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 
 from muster.api.metrics import Summary, only, summary_of, write_points
 from muster.api.runs import open_run
+from muster.api.trackers.guard import track
+from muster.api.trackers.tracker import read_trackers
+from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import LookFlags
-from muster.cli.parse import parse
+from muster.cli.parse import RunPlace, parse
 
 _MOST_ROWS = 60
 _HELP = """Show what a run has logged over time: last value and extremes, by task and metric.
@@ -76,3 +79,37 @@ def _show(summaries: list[Summary], path: str) -> None:
             f"{count(len(summaries) - len(shown), 'row')} more: choose with --task or --name, or "
             f"write all with `muster metrics {path} --to metrics.parquet`"
         )
+
+
+_TRACK_HELP = """Send a run's settings, metrics and results to trackers.
+
+They get what they have not got: all of a run that was made without --log-to, or what was left when
+a tracker was away. Nothing is sent twice.
+
+Examples:
+  muster track runs/train-1a2b3c --log-to wandb
+  muster track train-1a2b3c --log-to mlflow,tensorboard
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Track(RunPlace):
+    """Where it is sent."""
+
+    log_to: Annotated[
+        tuple[str, ...], Flag(metavar="wandb,mlflow,trackio,tensorboard", read=read_trackers)
+    ] = ()
+    """The trackers, with commas. Their own variables, such as WANDB_MODE or MLFLOW_TRACKING_URI,
+    say where they are."""
+
+
+def track_run(argv: list[str]) -> int:
+    flags = parse(_Track, argv, "track", _TRACK_HELP)
+    if not flags.log_to:
+        raise UsageError("--log-to is missing.", hint="write --log-to wandb, mlflow, …")
+    run = open_run(flags.run)
+    left = track(run.folder, flags.log_to, output.complain)
+    for name in flags.log_to:
+        if name not in left:
+            output.say(f"{name} has all of {run.folder.name}")
+    return 1 if left else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from muster.api.experiment import find_experiment, run_in
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import open_run
 from muster.base.codec import decode
@@ -45,12 +46,20 @@ class _Report(LookFlags):
 
 def main(argv: list[str]) -> int:
     flags = parse(_Report, argv, "report", _HELP)
-    run = open_run(flags.run)
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
         raise UsageError(f"--out {flags.out} is a file.", hint="name a folder for the page.")
     from muster.api.report.make import write_report
 
-    made = write_report(run, _maker_of(run.stored), flags.out)
+    if (experiment := find_experiment(flags.run)) is not None:
+        made = []
+        for phase in experiment.status():
+            run = run_in(experiment.phase(phase.name))
+            out = None if flags.out is None else flags.out / phase.name
+            if run is not None and phase.state not in ("not begun", "refused", "damaged"):
+                made += write_report(run, _maker_of(run.stored), out)
+    else:
+        run = open_run(flags.run)
+        made = write_report(run, _maker_of(run.stored), flags.out)
     if flags.json:
         output.say_json([str(path) for path in made])
     else:

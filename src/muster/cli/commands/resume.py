@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from muster.api.array import read_array
 from muster.api.earlier_work import array_of
+from muster.api.experiment import find_experiment
 from muster.api.options import SweepOptions
 from muster.api.plans import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_first_stage, open_run
@@ -85,6 +86,11 @@ _COMMANDS: Mapping[Kind, Callable[..., int]] = {
 
 
 def main(argv: list[str]) -> int:
+    name, words = split_target(argv, lambda word: find_experiment(word) is not None)
+    if name and (experiment := find_experiment(name)) is not None:
+        from muster.cli.commands import start
+
+        return start.resume(experiment, words)
     run, extra = _run_in(argv)
     if run is not None and run.stored.kind in _COMMANDS:
         return _resume_other(run, extra)
@@ -141,7 +147,7 @@ def _resume_other(run: Run, extra: list[str]) -> int:
         raise _cannot_go_on(run)
     _let_typed_devices_hold(path, typed)
     again = _merged(path, before, typed, ONE_TIME)
-    return command(again, again.argv())
+    return command(_as_planned(again, typed), again.argv())
 
 
 def _check_script(folder: RunFolder, of: str, digest: str, argv: Sequence[str]) -> None:
@@ -217,7 +223,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         retried = {"again": _RetryFlags} if command == "retry" else {}
         before, typed, _ = _both(stored, extra, retried)
         again = _merged(path, before, typed, ONE_TIME)
-        return sweep.start(again, again.argv(), reopens)
+        return sweep.start(_as_planned(again, typed), again.argv(), reopens)
     run = Run(path)  # which was named from where the user is
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
     options = _options(parsed, stored_options(run))
@@ -314,9 +320,20 @@ def _both(
 def _let_typed_devices_hold(path: Path, typed: Parsed) -> None:
     """They go before what `muster devices RUN` was asked for, also where the run was begun so."""
     if _DEVICES & typed.given("options").keys() and not typed.shown.dry_run:
-        from muster.api.lending import forget_wanted
+        from muster.api.placing import forget_wanted
 
         forget_wanted(RunFolder(path))
+
+
+def _as_planned(again: Parsed, typed: Parsed) -> Parsed:
+    """A dry run changes nothing, so what `muster devices RUN` was asked for is still there; devices
+    that are typed go before it all the same.
+    """
+    chosen = [one for one in typed.said if one.option.path[-1] in _DEVICES]
+    if not chosen or not again.shown.dry_run:
+        return again
+    anew = dataclasses.replace(chosen[0].option, path=("is_chosen_anew",))
+    return dataclasses.replace(again, said=(*again.said, Said(anew, "", (), True)), made={})
 
 
 def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> Parsed:
@@ -344,6 +361,8 @@ _DEVICES = {"devices", "gpu_ids", "max_gpus", "num_ranks"}
 def _options(parsed: Parsed, of: SweepOptions) -> SweepOptions:
     """The options ``of`` the run, with what is typed now on top of them."""
     if _DEVICES & parsed.given("options").keys():
-        of = dataclasses.replace(of, devices="auto", gpu_ids=None, max_gpus=None)
+        of = dataclasses.replace(
+            of, devices="auto", gpu_ids=None, max_gpus=None, is_chosen_anew=True
+        )
     options: SweepOptions = parsed.make("options", of=of, run_dir=of.run_dir)
     return options

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MusterError, UsageError
 from muster.cli.words import wants_slurm
-from muster.gang.launch import SupervisorHandle, start_supervisor
+from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ _COMMON = (
     "restart", "dry_run", "quiet", "json",
 )  # fmt: skip
 _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run")
+# Not while it waits for GPUs either, which may take days: a supervisor has torch in its memory.
+_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait")
 
 
 def main(argv: list[str]) -> int:
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
     with ExitStack() as stack:
         supervisor = None
         # A program may have such flags too; its supervisor is then started a moment later.
-        if argv and not wants_slurm(argv) and not any(word in _NO_START for word in argv):
+        is_later = any(word.partition("=")[0] in _NO_START for word in argv)
+        if argv and not wants_slurm(argv) and not is_later:
             supervisor = stack.enter_context(start_supervisor(forks="--start=fork" in argv))
         return _run(flags_of_run(argv), ("muster", "run", *argv), supervisor, began)
 
@@ -78,7 +80,7 @@ def _run(
     node: NodeStart | None = None,
 ) -> int:
     from muster.api.run import code_of_script, plan_script, run_script
-    from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
+    from muster.cli.gang import gang_audience, show_gang_plan, sum_up_gang
 
     script, options = read_run(parsed)
     shown = parsed.shown
@@ -89,7 +91,7 @@ def _run(
         folder, code = RunFolder(options.run_dir), code_of_script(script)
         options, typed = options_on_node(node, folder, options, code), node.argv
     if options.slurm is not None:
-        from muster.cli.gang_screen import run_on_slurm
+        from muster.cli.gang import run_on_slurm
 
         return run_on_slurm(_on_nodes(parsed, script, options, typed), parsed)
     if shown.dry_run:
@@ -117,7 +119,7 @@ def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType
     groups of the command that this one is said to.
     """
     from muster.api.options import GangOptions
-    from muster.cli.gang_flags import gang_groups
+    from muster.cli.gang import gang_groups
     from muster.cli.options import Part
     from muster.cli.parse import parse_groups
     from muster.gang.spec import Script
@@ -132,7 +134,7 @@ def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType
 
 def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
     """What the flags mean."""
-    from muster.cli.gang_flags import gang_options
+    from muster.cli.gang import gang_options
 
     if not parsed.program:
         raise UsageError(
@@ -149,7 +151,7 @@ def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
 def _on_nodes(
     parsed: Parsed, script: Script, options: GangOptions, typed: Sequence[str]
 ) -> SlurmGang:
-    from muster.api.gangs import renewal
+    from muster.api.gangs import GangWork
     from muster.api.run import check_script, check_there, code_of_script
     from muster.api.slurm_gang import SlurmGang
     from muster.cli.flags import job_digest
@@ -159,13 +161,13 @@ def _on_nodes(
     given = options.run_dir
     folder = RunFolder(given) if given else _folder_of_job(script, options)
     check_script(folder, script, options)
-    renew = renewal(folder, script, options, "run", code_of_script(script), {}, typed)
+    work = GangWork(folder=folder, program=script, code=code_of_script(script))
     return SlurmGang(
         folder=folder,
         request=options.slurm,
-        kind="run",
+        kind=work.kind,
         restart=options.restart,
-        renew=renew,
+        renew=work.renewal(options, typed),
         of=job_digest(parsed),
     )
 

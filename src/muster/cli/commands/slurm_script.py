@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     parsed = read_command(["muster", command, *words], {"file": FileFlags})
     if (on := parsed.given("options").get("executor", "slurm")) != "slurm":
         raise UsageError(f"--on {on} and a script for SLURM contradict each other.")
+    parsed.shown.refuse_detach("a job is nobody's foreground", "leave it out.")
     target = said.file.output or parsed.file.output
     job = _job(command, parsed.saying(("file.output",), executor="slurm"))
     text = job.script()

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.housekeeping import rehearse_sweep
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.options import SearchOptions, SweepOptions
+from muster.api.options import OF_ALL, SearchOptions, SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.search_state import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
-from muster.base.errors import UnknownNameError, UsageError
+from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.base.modules import names_at_top, read_source
 from muster.cli import output
@@ -29,7 +29,7 @@ from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, parse_groups
-from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe
+from muster.cli.recipes import RECIPES, TARGET, is_recipe, sweep_recipe, unknown
 from muster.cli.words import as_program, is_script, split_command, split_target
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
@@ -81,7 +81,10 @@ class TargetPlace:
 
 
 _COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
-_ALL = {"space": SpaceFlags, "search": SearchOptions, **_COMMON}
+_ALL = {
+    "space": SpaceFlags, "search": SearchOptions, **_COMMON,
+    "options": Part(of=SweepOptions, without=OF_ALL),
+}  # fmt: skip
 #: What the help shows first.
 _FIRST = (
     "target", "grid", "zip", "list", "seeds", "space", "maximize", "minimize", "trials", "stop",
@@ -155,7 +158,7 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
         _help_or_complain(words)
     _refuse_program([target, *words])
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
-        raise UnknownNameError("recipe", target, names_of(Recipe))
+        raise unknown("recipe", target, Recipe)
     return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
 
 

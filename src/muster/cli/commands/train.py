@@ -1,19 +1,21 @@
-"""``muster train``: parse, show, train, sum up.
+"""``muster train``: parse, show, train, sum up; ``muster verify``: do ranks agree on gradients?
 
 The supervisor is started before anything else: it imports torch while the flags are looked at.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.cli.words import wants_slurm
-from muster.gang.launch import SupervisorHandle, start_supervisor
+from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.gang.topology import read_topology
 
 if TYPE_CHECKING:
@@ -35,13 +37,15 @@ Examples:
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
   muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run")
+# Not while it waits for GPUs either, which may take days: a supervisor has torch in its memory.
+_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait")
 
 
 def main(argv: list[str]) -> int:
     began = time.monotonic()
-    stays_here = bool(argv) and not any(word in _NO_START for word in argv)
-    with _supervisor(is_wanted=stays_here and not wants_slurm(argv)) as supervisor:
+    is_later = any(word.partition("=")[0] in _NO_START for word in argv)
+    is_wanted = bool(argv) and not wants_slurm(argv) and not is_later
+    with _supervisor(is_wanted=is_wanted) as supervisor:
         return _train(flags_of_train(argv), ("muster", "train", *argv), supervisor, began)
 
 
@@ -50,8 +54,10 @@ def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -
     the job that this command, as it was handed in, has become.
     """
     began = time.monotonic()
-    stays_here = node is not None or parsed.given("options").get("executor") != "slurm"
-    with _supervisor(is_wanted=stays_here and not parsed.shown.dry_run) as supervisor:
+    given = parsed.given("options")
+    stays_here = node is not None or given.get("executor") != "slurm"
+    is_later = parsed.shown.dry_run or given.get("wait_s", 0) > 0
+    with _supervisor(is_wanted=stays_here and not is_later) as supervisor:
         return _train(parsed, typed, supervisor, began, node)
 
 
@@ -74,7 +80,7 @@ def _train(
     from muster.api.fit import train_here
     from muster.api.train import plan_training, run_training
     from muster.cli import output
-    from muster.cli.gang_screen import TrainScreen, show_gang_plan, sum_up_gang
+    from muster.cli.gang import TrainScreen, show_gang_plan, sum_up_gang
     from muster.cli.train_flags import train_job
 
     job, options = train_job(flags)
@@ -84,10 +90,12 @@ def _train(
 
         options, typed = options_on_node(node, job.folder, options, job.code), node.argv
     if options.slurm is not None:
-        from muster.cli.gang_screen import run_on_slurm
+        from muster.cli.gang import run_on_slurm
 
         return run_on_slurm(_on_nodes(job, options, typed, flags), flags)
     topology = read_topology()
+    if topology is not None:
+        shown.refuse_detach(f"{topology.launcher} waits for its ranks", "leave it out.")
     if shown.dry_run and topology is not None:
         if topology.rank == 0:
             text = f"Would train {job.name} as {topology.world_size} ranks of the launcher's."
@@ -105,7 +113,7 @@ def _train(
         if shown.json and here.results is not None and topology.rank == 0:
             _say_outcome(here, time.monotonic() - began)
         return here.exit_code
-    with TrainScreen(job.folder, flags, typed) as screen:
+    with TrainScreen(job.folder, flags.shown, typed) as screen:
         done = run_training(job, options, screen.audience, supervisor=supervisor)
     seconds = time.monotonic() - began
     if shown.json and done.results is not None:
@@ -135,14 +143,14 @@ def _on_nodes(
     job: TrainJob, options: GangOptions, typed: Sequence[str], flags: Parsed
 ) -> SlurmGang:
     from muster.api.slurm_gang import SlurmGang
-    from muster.api.train import check_job, renewal_of
+    from muster.api.train import check_job
     from muster.cli.flags import job_digest
 
     assert options.slurm is not None
     check_job(job, options)
     return SlurmGang(
         folder=job.folder, request=options.slurm, kind=job.kind, restart=options.restart,
-        renew=renewal_of(job, options, typed), of=job_digest(flags),
+        renew=job.work().renewal(options, typed), of=job_digest(flags),
     )  # fmt: skip
 
 
@@ -157,3 +165,61 @@ def _say_outcome(done: Trained, seconds: float) -> None:
             "results": done.results,
         }
     )
+
+
+_VERIFY_HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
+
+One batch of the training data goes through the task on one rank as a whole, in micro-batches, and
+on all ranks; the largest relative difference is shown with the parameter it is in. The types in
+which products are really computed are shown too, and the parameters that the loss does not use.
+Nothing is trained. Exit code 1 when gradients differ by more than rounding.
+
+Examples:
+  muster verify digits --devices cpu:2
+  muster verify my_task.py:MyTask --gpus 2 --precision bf16
+"""
+
+
+def verify(argv: list[str]) -> int:
+    with ExitStack() as stack:
+        supervisor = None
+        if argv and not any(word in ("-h", "--help", "--help-all") for word in argv):
+            supervisor = stack.enter_context(start_supervisor(forks=True))
+        return _verify(argv, supervisor)
+
+
+def _verify(argv: list[str], supervisor: Any) -> int:
+    from muster.api.train import verify_task
+    from muster.cli import output
+    from muster.cli.gang import gang_audience
+    from muster.cli.train_flags import flags_of_train, train_job
+    from muster.train.config import TrainConfig
+
+    flags = flags_of_train(argv, "verify", _VERIFY_HELP)
+    job, options = train_job(flags)
+    shown = flags.shown
+    if not isinstance(job.config, TrainConfig):
+        raise UsageError(
+            f"muster verify compares the gradients of a task; {job.name} learns by acting.",
+            hint="every update of its training compares the ranks' parameters anyway.",
+        )
+
+    def hear(rank: int, line: str) -> None:
+        if rank == 0 and shown.level in ("info", "debug"):
+            output.say(line)
+
+    given = gang_audience((), all_ranks=False, level=shown.level)
+    audience = dataclasses.replace(given, hear=hear)
+    ending, findings = verify_task(job, options, audience, supervisor=supervisor)
+    for line in ending.report:
+        output.remark(line)
+    if ending.exit_code != EXIT_OK:
+        return ending.exit_code
+    is_good = all(finding["is_good"] is not False for finding in findings)
+    if shown.json:
+        output.say_json({"is_good": is_good, "findings": findings})
+    elif not (shown.quiet and is_good):
+        words = {True: "same", False: "DIFFERENT", None: "note"}
+        rows = [[words[f["is_good"]], f["what"], f["text"]] for f in findings]
+        output.table(["", "what", "result"], rows)
+    return EXIT_OK if is_good else EXIT_SOME_FAILED

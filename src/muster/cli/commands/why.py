@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
+from muster.api.experiment import find_experiment, why_experiment
 from muster.api.runs import open_run
 from muster.api.why import Cause, Why, why
 from muster.base.errors import EXIT_OK, EXIT_SETUP
@@ -36,7 +37,10 @@ class _Why(LookFlags):
 
 def main(argv: list[str]) -> int:
     flags = parse(_Why, argv, "why", _WHY)
-    found = why(open_run(flags.run), flags.task)
+    experiment = find_experiment(flags.run) if flags.task is None else None
+    found = (
+        why(open_run(flags.run), flags.task) if experiment is None else why_experiment(experiment)
+    )
     if flags.json:
         record = asdict(found)
         output.say_json({**record, "causes": [cause._asdict() for cause in found.causes]})

@@ -323,3 +323,21 @@ def slurm_cores(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield ok(f"{facts.host.cpu_cores} cores, as asked of SLURM.")
+
+
+def extensions(facts: Facts) -> Iterator[Finding]:
+    """What installed packages add to muster can be imported."""
+    packages = dict.fromkeys((one.package, one.version) for one in facts.extensions)
+    for package, version in packages:
+        here = [one for one in facts.extensions if (one.package, one.version) == (package, version)]
+        for one in here:
+            if one.problem:
+                yield warning(
+                    what=f"The {one.kind} {one.name} of {package} {version} ({one.place}) cannot "
+                    f"be used: {one.problem}.".replace("..", "."),
+                    why="A command that names it fails; the others work.",
+                    fix=f"Reinstall or repair {package}, or uninstall it.",
+                )
+        good = ", ".join(f"{one.kind} {one.name}" for one in here if not one.problem)
+        if good:
+            yield ok(f"{package} {version} adds: {good}.")

@@ -5,9 +5,14 @@ It yields findings: "ok" where it looked and all is well, nothing where the fact
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import replace
 
+from muster.base.errors import MusterError
+from muster.base.plugins import load_plugin, plugins
+from muster.base.shown_text import one_line
 from muster.doctor.checks import (
     devices,
     host,
@@ -65,11 +70,45 @@ CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
     "local-ranks": host.local_ranks,
     "slurm-gpus": host.slurm_gpus,
     "slurm-cores": host.slurm_cores,
+    "extensions": host.extensions,
 }
 
 
 def run_checks(facts: Facts) -> list[Finding]:
-    """What every check has to say, in the table's order, each finding with its check's name."""
-    return [
+    """What every check has to say, in the table's order, each finding with its check's name.
+
+    Those of installed packages come last. One that is broken says so itself, and nothing else.
+    """
+    own = [
         replace(finding, check=name) for name, check in CHECKS.items() for finding in check(facts)
     ]
+    unusable = {one.name for one in facts.extensions if one.kind == "check" and one.problem}
+    theirs = [
+        finding
+        for name in plugins("check")
+        if name not in unusable  # which has been told, and may hang
+        for finding in _of_plugin(name, facts)
+    ]
+    return own + theirs
+
+
+def _of_plugin(name: str, facts: Facts) -> list[Finding]:
+    plugin = plugins("check")[name]
+    named = f"{plugin.package}:{name}"
+    try:
+        check = load_plugin("check", name)
+        with redirect_stdout(sys.stderr):  # `--json` is of the doctor alone
+            found = list(check(facts))
+        wrong = [type(one).__name__ for one in found if not isinstance(one, Finding)]
+        if wrong:
+            raise TypeError(f"it yields {wrong[0]}, not findings")
+    except (Exception, SystemExit) as error:  # a foreign package's code
+        said = str(error) if isinstance(error, MusterError) else f"{type(error).__name__}: {error}"
+        broken = Finding(
+            severity="warning",
+            what=f"The check {name} of {plugin.package} failed: {one_line(said)}",
+            why="What it looks for is not known.",
+            fix=f"Reinstall or repair {plugin.package}, or uninstall it.",
+        )
+        return [replace(broken, check=named)]
+    return [replace(finding, check=named) for finding in found]

@@ -19,6 +19,8 @@ from statistics import median
 from typing import Any
 
 from muster.base.atomic_files import file_system_of
+from muster.base.errors import TargetError
+from muster.base.plugins import all_plugins, load_plugin
 from muster.base.settings import read_settings
 from muster.devices.discovery import discover
 from muster.devices.nvml_health import read_health, read_links
@@ -43,6 +45,23 @@ def driver(words: list[str], tell: Tell) -> None:
         progress("reading the links between GPUs")
         value["links"] = read_links()
         tell(value)
+
+
+def extensions(words: list[str], tell: Tell) -> None:
+    """Import what installed packages add to muster, but none of ``words``: why each cannot be
+    used, "" where it can."""
+    problems: dict[str, str] = {}
+    for plugin in all_plugins():
+        name = f"{plugin.kind} {plugin.name}"
+        if name in words:
+            continue
+        progress(name)
+        try:
+            load_plugin(plugin.kind, plugin.name)
+            problems[name] = ""
+        except TargetError as error:
+            problems[name] = one_line(error.__cause__ or error)
+        tell({"problems": problems})
 
 
 _CHUNK = 4 << 20

@@ -25,6 +25,7 @@ _PROBES = {
     "disk": "host",
     "torch_facts": "host",
     "network": "host",
+    "extensions": "host",
     "matmul": "speed",
     "copies": "speed",
     "all_reduce": "all_reduce",

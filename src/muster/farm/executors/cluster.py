@@ -116,15 +116,14 @@ class ClusterRequest(SlurmOptions):
         """What is asked of Ray for a worker."""
         return self.cpus_per_worker or 1
 
-
-def needs_of_pilots(request: ClusterRequest, targets: Mapping[int, TargetSpec]) -> dict[str, Any]:
-    """What must be the same for a coordinator to go on with the pilots of an earlier one."""
-    resources = dataclasses.asdict(request)
-    del resources["num_workers"]
-    return {
-        "request": resources,
-        "targets": {str(n): dataclasses.asdict(spec) for n, spec in targets.items()},
-    }
+    def needs_of_pilots(self, targets: Mapping[int, TargetSpec]) -> dict[str, Any]:
+        """What must be the same for a coordinator to go on with the pilots of an earlier one."""
+        resources = dataclasses.asdict(self)
+        del resources["num_workers"]
+        return {
+            "request": resources,
+            "targets": {str(n): dataclasses.asdict(spec) for n, spec in targets.items()},
+        }
 
 
 def look_every_s(num_workers: int) -> float:

@@ -194,8 +194,7 @@ class EventReader:
                 return Divided(header[1], header[2], header[3], kept, given)
             case "died":
                 record = orjson.loads(body)
-                outcome = record["outcome"]
-                return WorkerDied(
-                    **{**record, "outcome": None if outcome is None else Outcome(outcome)}
-                )
+                if record["outcome"] is not None:
+                    record["outcome"] = Outcome(record["outcome"])
+                return WorkerDied(**record)
         raise ValueError(f"an event called {header[0]!r} is not known")

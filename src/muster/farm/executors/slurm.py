@@ -19,7 +19,7 @@ from muster.base.settings import read_settings
 from muster.farm.events import Event
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.cluster import look_every_s, needs_of_pilots
+from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import (
     Heartbeat,
@@ -67,7 +67,7 @@ class SlurmExecutor:
         self._heartbeat = Heartbeat(before.session + 1, before.number)
         self._heartbeat_due_s = 0.0
         self._folder.job_files.mkdir(parents=True, exist_ok=True)
-        needs = needs_of_pilots(assignment.cluster, assignment.targets)
+        needs = assignment.cluster.needs_of_pilots(assignment.targets)
         self._take_over(assignment, found, fits=has_assigned(self._folder, needs))
         # Last: should this be killed before, the next one still sees what does not fit.
         _write_assignment(self._folder, assignment)
@@ -308,6 +308,6 @@ def _write_assignment(folder: RunFolder, assignment: Assignment) -> None:
         "patience_s": PATIENCE_S,
         "lead_s": float(assignment.cluster.warn_before_s),
         "look_every_s": look_every_s(assignment.cluster.num_workers),
-        **needs_of_pilots(assignment.cluster, assignment.targets),
+        **assignment.cluster.needs_of_pilots(assignment.targets),
     }
     write_atomic(folder.pilot_assignment, orjson.dumps(record))

@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 from typing import Any, cast
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
 from muster.base.modules import CLASS
+from muster.base.plugins import load_plugin, plugins
 from muster.base.target import load_value, parse_target
 from muster.farm.executors.base import Assignment, Executor
 
-_GROUP = "muster.executors"
 EXECUTORS: dict[str, str] = {
     "local": "muster.farm.executors.local:LocalExecutor",
     "inline": "muster.farm.executors.inline:InlineExecutor",
@@ -30,7 +29,7 @@ _METHODS = ("start", "send", "share", "stop_task", "revoke", "confirm", "end", "
 
 def is_executor(name: str) -> bool:
     """Whether ``name`` is in the table, in a file, or offered by an installed package."""
-    return name in EXECUTORS or ":" in name or name in _installed()
+    return name in EXECUTORS or ":" in name or name in plugins("executor")
 
 
 def check_executor(name: str) -> None:
@@ -39,7 +38,7 @@ def check_executor(name: str) -> None:
     Only what muster does not bring itself is imported.
     """
     if not is_executor(name):
-        raise UnknownNameError("executor", name, EXECUTORS)
+        raise UnknownNameError("executor", name, {*EXECUTORS, *plugins("executor")})
     if name not in EXECUTORS:
         _class_of(name)
 
@@ -66,7 +65,9 @@ def make_executor(name: str, assignment: Assignment) -> Executor:
 
 def _class_of(name: str) -> type[Any]:
     """The user's class; TargetError where it is none, or does not answer what is asked of it."""
-    found: Any = load_value(parse_target(name), kind=CLASS) if ":" in name else _load(name)
+    found: Any = (
+        load_value(parse_target(name), kind=CLASS) if ":" in name else load_plugin("executor", name)
+    )
     if not isinstance(found, type):
         raise TargetError(
             f"The executor {name} is not a class but of type {type(found).__name__}.",
@@ -88,20 +89,3 @@ def _class_of(name: str) -> type[Any]:
     except ValueError:
         pass  # nothing is known of what its constructor takes
     return found
-
-
-def _load(name: str) -> Any:
-    """What an installed package offers as executor ``name``."""
-    entry = _installed()[name]
-    try:
-        return entry.load()
-    except Exception as error:
-        raise TargetError(
-            f"The executor {name} cannot be imported from {entry.value}: "
-            f"{type(error).__name__}: {error}.",
-            hint="reinstall or repair the package that offers it.",
-        ) from error
-
-
-def _installed() -> dict[str, importlib.metadata.EntryPoint]:
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=_GROUP)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError
+from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import (
     CHECKPOINT_DIR,
@@ -25,7 +25,7 @@ from muster.base.settings import (
     waiting_threads,
 )
 from muster.farm import wire
-from muster.farm.lifecycle import signal_name
+from muster.farm.decisions import signal_name
 from muster.farm.task import SlotSpec
 
 #: How much of a dead worker's last output is kept.
@@ -114,8 +114,10 @@ def interpreter(place: Path) -> str:
 
 @functools.cache
 def worker_python(place: Path) -> Mapping[str, str]:
-    """The versions that workers find in that interpreter; SetupError where none can run there."""
-    python, reason = interpreter(place), ["it is no Python"]
+    """The versions that workers find in that interpreter; UsageError where it is none, SetupError
+    where no worker can run there.
+    """
+    python, reason = interpreter(place), ["it printed nothing"]
     try:
         told = subprocess.run(
             _in(python, _TELL), capture_output=True, text=True, timeout=120, check=False
@@ -125,14 +127,27 @@ def worker_python(place: Path) -> Mapping[str, str]:
             return found
         reason = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
     except (ValueError, IndexError):
-        pass  # it ended well and told nothing
+        pass  # it ended well and printed nothing
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = [str(error)]
+    hint = "name a Python 3.11 or newer, or an environment's folder"
+    if not _is_python(python):
+        raise UsageError(
+            f"--python {place} is not a Python interpreter: {reason[0]}.", hint=f"{hint}."
+        )
     raise SetupError(
         f"--python {place} cannot run workers: {reason[0]}.",
-        hint=f"name a Python 3.11 or newer, or an environment's folder; what is missing there: "
-        f"{python} -m pip install orjson",
+        hint=f"{hint}; what is missing there: {python} -m pip install orjson",
     )
+
+
+def _is_python(program: str) -> bool:
+    try:
+        words = [program, "-c", "print(6 * 7)"]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return False
+    return told.stdout.strip() == "42"
 
 
 def _in(python: str, code: str) -> list[str]:

@@ -78,8 +78,8 @@ class MetricsRow(NamedTuple):
 class FailureGroup(NamedTuple):
     """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed.
 
-    ``tasks``: the keys of the first of them; ``named``: what they are called. ``first_s`` and
-    ``last_s``: when the first and the last of the attempts ended.
+    ``tasks``: the keys of the first of the ``num_tasks``; ``named``: what they are called.
+    ``first_s`` and ``last_s``: when the first and the last of the attempts ended.
     """
 
     outcome: str
@@ -91,6 +91,7 @@ class FailureGroup(NamedTuple):
     named: tuple[str, ...]  # the same, by their numbers and parameters
     first_s: float | None = None
     last_s: float | None = None
+    num_tasks: int = 0
 
 
 class WorkSpan(NamedTuple):
@@ -317,12 +318,21 @@ class LedgerReader(LedgerQueries):
         )
         return [AttemptRow._make(row) for row in rows]
 
+    def spans(self) -> dict[bytes, tuple[float, float]]:
+        """When the first attempt of each task began and its last one ended, by the task's key."""
+        sql = (
+            "SELECT key, min(started_s), max(started_s + seconds) "
+            "FROM attempts JOIN tasks USING (task_id) GROUP BY task_id"
+        )
+        return {key: (begin, end) for key, begin, end in self._all(sql)}
+
     def failures(self) -> list[FailureGroup]:
         """Failed attempts grouped by cause, the most frequent first."""
         groups = self._all(
             "SELECT f.failure_id, f.outcome, f.message, f.trace, count(*), "
             " sum(t.state = 3 AND a.token = t.token), "
-            " min(a.started_s + a.seconds), max(a.started_s + a.seconds) "
+            " min(a.started_s + a.seconds), max(a.started_s + a.seconds), "
+            " count(DISTINCT a.task_id) "
             "FROM attempts a JOIN failures f USING (failure_id) JOIN tasks t USING (task_id) "
             "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
         )

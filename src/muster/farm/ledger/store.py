@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.farm.decisions import Stopped
+from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
     SEARCH_TABLE,
     WITH_STOPPED,
@@ -37,7 +37,6 @@ from muster.farm.ledger.queries import (
     MetricRow,
     SearchRow,
 )
-from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 #: The meta value that names the tasks which are cancelled and have not ended yet.

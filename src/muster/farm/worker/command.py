@@ -15,7 +15,7 @@ from typing import Any
 from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import CHECKPOINT_DIR, TASK_DIR, child_environment
 from muster.farm import canonical
-from muster.farm.lifecycle import signal_name
+from muster.farm.decisions import signal_name
 from muster.farm.metric_source import TENSORBOARD, EventFiles, Printed, parse_source
 from muster.farm.results import check_result
 from muster.farm.task import TargetSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
+from muster.base.metric_log import as_number
 from muster.farm import canonical, wire
+from muster.farm.metrics import encode, names_in
 from muster.farm.results import plain_state, split_logged, with_logged
 from muster.farm.worker.follow import Follower
 from muster.farm.worker.gather import Gatherer, JointGatherer
@@ -80,6 +83,8 @@ class Context:
         self._others: Sequence[Context] = ()  # of the other tasks of this call
         self._goal = goal
         self._rungs = list(rungs)
+        self._first_rung = min(rungs, default=math.inf)
+        self._at_rung: tuple[str, int, float, float] | None = None  # the last point from there on
         self._has_restored = False
         self._reported_s = 0.0
         self._is_retiring = False
@@ -149,6 +154,9 @@ class Context:
             self._joint.add(step, metrics)
             return
         self._gatherer.add(step, metrics)
+        if self._goal in metrics and step >= self._first_rung:
+            value = as_number(self._goal, metrics[self._goal])
+            self._at_rung = self._goal, step, time.time(), value
         if self._rungs and self._goal in metrics and step >= self._rungs[0]:
             # Half a second later a fast task would be far beyond the rung, and all of it in vain.
             self._rungs = [rung for rung in self._rungs if rung > step]
@@ -269,27 +277,36 @@ class Context:
         # Ahead of the state: the next attempt begins behind these points and does not log them.
         for one in (self, *self._others):
             one._gatherer.flush()
-        unsafe = b"".join(
-            wire.pack([one._key], body)
+        unsafe = [
+            (one._key, body)
             for one in (self, *self._others)
             for body in one._gatherer.unconfirmed()
-        )
+        ]
+        # One that is told to rest here may be lost before that is known. The next attempt says by
+        # this point that it stands where it was to rest, and does not go a step further.
+        point = self._at_rung if self.halted == "pause" else None
+        if point and not any(self._goal in names_in(body) for _, body in unsafe):
+            unsafe.insert(0, (self._key, encode([point])))
+        logged = b"".join(wire.pack([key], body) for key, body in unsafe)
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")
         if torch is not None and _holds_tensor(state, torch):
             buffer = io.BytesIO()
             torch.save(dict(state), buffer)
-            write_atomic(path, with_logged(unsafe, _TORCH + buffer.getvalue()))
+            write_atomic(path, with_logged(logged, _TORCH + buffer.getvalue()))
         else:
             saved = _JSON + canonical.encode(plain_state(state))
-            write_atomic(path, with_logged(unsafe, saved))
+            write_atomic(path, with_logged(logged, saved))
         self._has_restored = True  # what this file says was logged was sent by this attempt
         if self.should_stop:
             raise MadeRoom
 
     def restore(self) -> dict[str, Any] | None:
         """The state that an attempt of this task saved last, or ``None`` when there is none.
+
+        It does not return where that attempt was to rest with this state, and was lost before that
+        was recorded: it rests now.
 
         Tensors come back on the CPU. Raises RuntimeError when the state holds tensors and torch has
         not been imported.
@@ -306,6 +323,10 @@ class Context:
                 one._gatherer.send_again(
                     [body for head, body in frames if (head or [self._key]) == [one._key]]
                 )
+            if self._first_rung < math.inf:
+                self._gatherer.settle()
+                if self.halted == "pause":
+                    raise MadeRoom
         self._has_restored = True
         if data[:1] == _JSON:
             state: dict[str, Any] = canonical.decode(data[1:])

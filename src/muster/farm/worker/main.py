@@ -7,6 +7,7 @@ standard output and error already go to the slot's log when it starts.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -26,6 +27,8 @@ from muster.farm.worker.perform import Order, Performer, describe
 from muster.run.folder import RunFolder
 
 _LEAVE_S = 3.0
+#: Of the garbage collector: so many new objects that it never runs by itself.
+_NEVER = 2**31 - 1
 
 
 def main(argv: list[str]) -> int:
@@ -42,6 +45,10 @@ def main(argv: list[str]) -> int:
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 
+    # What is imported stays: the collector would spend a tenth of the time on it. A target may turn
+    # it off or set its threshold on import, and that stays so.
+    threshold = gc.get_threshold()[0]
+    gc.set_threshold(_NEVER)
     try:
         performer = Performer(
             {int(i): decode(TargetSpec, spec) for i, spec in setup["targets"].items()},
@@ -58,6 +65,8 @@ def main(argv: list[str]) -> int:
         trace = traceback.format_exc().encode("utf-8", "replace")
         inbox.send(wire.pack([wire.BROKEN, message], trace))
         return _leave()
+    if gc.get_threshold()[0] == _NEVER:
+        gc.set_threshold(threshold)
     if setup["device"] != "cpu" and (unfit := why_unfit()):
         inbox.send(wire.pack([wire.UNFIT, clean(unfit)]))
         return _leave()

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
-from muster.base.errors import UnknownNameError
+from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
+from muster.base.plugins import load_plugin, plugins
 from muster.base.shown_text import count
 
 
@@ -149,12 +150,40 @@ ENGINES: Mapping[str, str] = MappingProxyType(
 )
 
 
+_ASKED = ("concurrency", "start", "generate", "stats", "stop")
+
+
+def check_engine(name: str) -> None:
+    """UnknownNameError for a name that means no engine; nothing is imported."""
+    if name not in ENGINES and name not in plugins("engine"):
+        raise UnknownNameError("engine", name, {*ENGINES, *plugins("engine")})
+
+
 def open_engine(spec: EngineSpec) -> Engine:
-    """An engine that has not been started. Raises UnknownNameError, UsageError, SetupError."""
-    if spec.engine not in ENGINES:
-        raise UnknownNameError("engine", spec.engine, ENGINES)
-    module, _, name = ENGINES[spec.engine].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), name)(spec)
+    """An engine that has not been started. Raises UnknownNameError, UsageError, SetupError, and
+    TargetError for one of an installed package that cannot be loaded or made.
+    """
+    check_engine(spec.engine)
+    if spec.engine in ENGINES:
+        module, _, name = ENGINES[spec.engine].partition(":")
+        engine: Engine = getattr(importlib.import_module(module), name)(spec)
+        return engine
+    kind = load_plugin("engine", spec.engine)
+    try:
+        engine = kind(spec)
+    except MusterError:
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"The engine {spec.engine} cannot be made: {cause_of(error, kind)}.",
+            hint="a class takes an EngineSpec: def __init__(self, spec) -> None.",
+        ) from error
+    missing = [name for name in _ASKED if not hasattr(engine, name)]
+    if missing:
+        raise TargetError(
+            f"The engine {spec.engine} has no {', '.join(missing)}.",
+            hint="muster.generation.Engine says what an engine is asked for.",
+        )
     return engine
 
 

@@ -180,13 +180,12 @@ class Appender:
 def check_growable(spec: SinkSpec) -> None:
     """UsageError for an output that cannot grow."""
     if spec.is_folder or spec.format == "parquet":
-        what = "A folder of parts" if spec.is_folder else "A Parquet file"
+        what, other = "A Parquet file", "a folder of parts: --output NAME/ --format parquet"
+        if spec.is_folder:
+            what, other = "A folder of parts", "a .jsonl or .csv file"
         raise UsageError(
             f"{what} cannot grow as chunks become ready.",
-            hint="leave --unordered out, or write a .jsonl or .csv file."
-            if spec.is_folder
-            else "leave --unordered out, or write a folder of parts: --output NAME/ "
-            "--format parquet.",
+            hint=f"leave --unordered out, or write {other}.",
         )
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster.search.ranking import best_first
 from muster.search.records import Decision
 from muster.search.spec import Objective, Stopping
 from muster.search.stopping.rule import Rule
-from muster.search.trials import Report, Trial
+from muster.search.trials import Report, Trial, best_first
 
 
 @dataclass(frozen=True)

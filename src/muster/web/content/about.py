@@ -12,6 +12,7 @@ from muster.api.report.about import environment_blocks, setting_blocks, time_fac
 from muster.api.report.content import flat
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
+from muster.base.flags import kind_of_word
 from muster.base.shown_text import command_line, hide_secrets
 from muster.run.record import RunRecord, plain_options
 from muster.web.content.plain import block, finite, line, plain, settings
@@ -48,7 +49,7 @@ def options(stored: RunRecord) -> list[dict[str, Any]]:
     """Each option with its value and its origin: the command line, the call or recipe that chose
     it, or the default."""
     default = dict(flat("", plain_options(GangOptions() if stored.is_gang else SweepOptions())))
-    words = {word.partition("=")[0] for word in stored.argv if word.startswith("--")}
+    words = {word.partition("=")[0] for word in stored.argv if kind_of_word(word) == "flag"}
     found = []
     for name, value in flat("", hide_secrets(stored.options)):
         flag = "--" + name.rpartition(".")[2].replace("_", "-")

@@ -122,6 +122,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_the_defaults_reach_the_aim() -> None:
     """A plain loop over the task with its own defaults: test accuracy of 98 % and more."""
     task = DigitsTask(DigitsConfig())

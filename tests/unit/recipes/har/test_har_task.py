@@ -112,6 +112,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_synthetic_windows_can_be_learnt_and_are_not_trivial() -> None:
     task = HarTask(HarConfig())
     torch.manual_seed(0)

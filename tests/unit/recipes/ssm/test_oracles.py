@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.one_block import sample_block
 
 from muster_recipes.ssm.gd import GdCell, GdSettings, train
 from muster_recipes.ssm.problem import Problem
-from muster_recipes.ssm.sampler import sample_block
 from muster_recipes.ssm.theory import conditional_mean
 
 pytestmark = pytest.mark.thorough

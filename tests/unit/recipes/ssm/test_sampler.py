@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from tests.one_block import sample_block
 
 from muster_recipes.ssm import sampler_cpu, sampler_cuda
-from muster_recipes.ssm.sampler import Block, BlockResult, Moments, sample_block
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments
 
 ALPHA = 0.5
 H = [ALPHA**m for m in range(1, 5)]

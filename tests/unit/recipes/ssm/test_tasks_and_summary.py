@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.one_block import sample_block
 
 from muster_recipes.ssm import tasks
 from muster_recipes.ssm.config import SsmConfig
 from muster_recipes.ssm.plan import plan
 from muster_recipes.ssm.problem import stream_seed
-from muster_recipes.ssm.sampler import Moments, sample_block
+from muster_recipes.ssm.sampler import Moments
 from muster_recipes.ssm.summary import summarise
 
 CONFIG = SsmConfig(

@@ -1,0 +1,129 @@
+"""A scripted agent: 200 experiments of a second, an edit, crashes, a kill. What was lost, or idle?
+
+    python benchmarks/agent_client.py            # about 2 minutes on two cores
+    python benchmarks/agent_client.py --quick
+
+It does what SKILL.md says: start a file, look why, edit, start again. Each task writes down when it
+begins and ends, so that what was lost, how often it was called and how long workers had nothing to
+do is counted from that, and not from what Muster says of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import goal, machine, table, write_json
+
+WORK = """
+import os, time
+from pathlib import Path
+
+
+def run(x: int, seconds: float = 1.0) -> dict:
+    began = time.time()
+    with open("begun.txt", "a") as begun:
+        begun.write(f"{x}\\n")
+    time.sleep(seconds)
+    if x % 20 == 7 and not Path("repaired").exists():
+        raise ValueError(f"{x} needs the repair")
+    if x % 20 == 13 and not Path(f"crashed-{x}").exists():
+        Path(f"crashed-{x}").touch()
+        os.kill(os.getpid(), 9)
+    with open("calls.jsonl", "a") as calls:
+        calls.write(f'{{"x": {x}, "began": {began}, "ended": {time.time()}}}\\n')
+    return {"y": 2 * x}
+"""
+FILE = """
+command = "sweep"
+target = "work.py:run"
+devices = "cpu:{workers}"
+keep_going = true
+grid.seconds = [{seconds}]
+grid.x = {xs}
+"""
+
+
+def muster(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "muster", *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def work(folder: Path, num_tasks: int, seconds: float, workers: int) -> dict[str, Any]:
+    """Begin with half of the settings, be killed in the middle, add the other half, repair."""
+    (folder / "work.py").write_text(WORK)
+    began = time.time()
+
+    def write(count: int) -> None:
+        text = FILE.format(workers=workers, seconds=seconds, xs=list(range(count)))
+        (folder / "e.toml").write_text(text)
+
+    write(num_tasks // 2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "muster", "start", "e.toml", "--quiet"], cwd=folder,
+        start_new_session=True,
+    )  # fmt: skip
+    journal = folder / "calls.jsonl"
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and process.poll() is None:
+        if journal.exists() and len(journal.read_text().splitlines()) >= num_tasks // 8:
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    write(num_tasks)  # an edit: the other half as well
+    done = muster(folder, "start", "e.toml", "--quiet")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(muster(folder, "why", "e", "--json").stdout)
+    assert any("needs the repair" in cause["text"] for cause in told["causes"])
+    (folder / "repaired").touch()
+    assert muster(folder, "retry", "e", "--quiet").returncode == 0
+    wall_s = time.time() - began
+
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    seen = [line["x"] for line in lines]
+    begun = [int(line) for line in (folder / "begun.txt").read_text().split()]
+    status = json.loads(muster(folder, "status", "e", "--json").stdout)
+    busy_s = sum(line["ended"] - line["began"] for line in lines)
+    return {
+        "tasks": num_tasks,
+        "done": status["counts"]["done"],
+        "lost": sorted(set(range(num_tasks)) - set(seen)),
+        "done_again_after_the_kill": len(seen) - len(set(seen)),
+        "called_more_than_twice": sorted(x for x, n in Counter(begun).items() if n > 2),
+        "wall_s": round(wall_s, 2),
+        "idle_percent": round(100 * (1 - busy_s / (workers * wall_s)), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args()
+    workers = os.cpu_count() or 1
+    num_tasks, seconds = (24, 0.05) if flags.quick else (200, 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        found = work(Path(folder), num_tasks, seconds, workers)
+    assert not found["lost"] and found["done"] == num_tasks, found
+    # What was under way at the kill was called once more than what fails or crashes by itself.
+    assert len(found["called_more_than_twice"]) <= workers, found
+    table(["what", "value"], [[name, str(value)] for name, value in found.items()])
+    idle = found["idle_percent"]
+    goal("idle workers", "< 5 %", f"{idle} %", idle < 5 or flags.quick)
+    write_json(flags.json, {"machine": machine(), "found": found})
+
+
+if __name__ == "__main__":
+    main()

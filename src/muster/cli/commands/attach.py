@@ -1,0 +1,263 @@
+"""``muster attach`` and ``muster wait``: a run that another process works on, until it ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from muster.api.experiment import ExperimentFolder
+from muster.api.runs import Run
+from muster.api.watching import (
+    End,
+    end_if_over,
+    end_of,
+    folders_of,
+    is_at_work,
+    open_waited,
+    open_watched,
+    pause_s,
+    what_it_waits_for,
+)
+from muster.base.clock import human_duration
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
+from muster.base.flags import Flag, parse_duration
+from muster.base.journal import Tail
+from muster.base.signals import Interrupted, handled
+from muster.cli import output
+from muster.cli.flags import JsonFlags
+from muster.cli.gang import GangShownFlags, TrainScreen, gang_audience
+from muster.cli.parse import RunPlace, parse
+from muster.farm.view import view_of
+from muster.run.folder import RunFolder
+from muster.run.session import is_held
+from muster.run.state import live_picture
+
+_TURN_S = 0.2
+_RANK_LOG = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attach(RunPlace):
+    """Which run, and what of it."""
+
+    all_ranks: bool = False
+    """Show what every rank prints, not only rank 0."""
+
+
+_ATTACH = """Show the live screen of a run that another process works on, until it ends.
+
+Ctrl-C or q leaves the run going, with exit code 130 or 0; otherwise the exit code is that of the
+run's command. In a pipe or a file there are lines in place of the screen.
+
+Examples:
+  muster attach train-1a2b3c
+  muster attach digits-20260131-090500 --all-ranks
+"""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(_Attach, argv, "attach", _ATTACH)
+    run = open_watched(flags.run)
+    if run.folder.elements_json.exists():
+        raise UsageError(
+            f"{run.path} is an array: each of its elements is a run of its own.",
+            hint=f"muster attach {run.path}/elements/N, or muster status {run.path} --watch",
+        )
+    if (end := end_if_over(run)) is not None:
+        output.say(f"{end.sentence} (nobody works on it now)")
+        return end.exit_code
+    try:
+        with handled(("SIGTERM", "SIGHUP"), _end):
+            has_left = _watch(run, all_ranks=flags.all_ranks)
+    except KeyboardInterrupt:
+        output.remark(f"{run.folder.whole} goes on.")
+        return EXIT_INTERRUPTED
+    if has_left:
+        output.remark(f"{run.folder.whole} goes on.")
+        return EXIT_OK
+    end = end_of(run)
+    output.say(end.sentence)
+    return end.exit_code
+
+
+def _end(number: int, _: object) -> None:
+    raise Interrupted(number)
+
+
+def _watch(run: Run, *, all_ranks: bool) -> bool:
+    """Show it until it ends; whether somebody has pressed q before that."""
+    ask_due_s, waits = 0.0, ""
+    with ExitStack() as stack:
+        key = stack.enter_context(_keys())
+        show = stack.enter_context(_screen(run, all_ranks=all_ranks))
+        while True:
+            works = True
+            if time.monotonic() >= ask_due_s:
+                ask_due_s = time.monotonic() + pause_s(run)
+                works = is_at_work(run)
+                waits, before = what_it_waits_for(run), waits
+                if waits and waits != before:
+                    output.remark(waits)
+            show(not works)
+            if not works:
+                return False
+            if key(_TURN_S) in (b"q", b"Q"):
+                return True
+
+
+@contextmanager
+def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
+    """What shows the run as it is now; it is told whether that is the last time."""
+    stored, shown = run.stored, GangShownFlags(all_ranks=all_ranks)
+    if stored.is_program:
+        hear = gang_audience((), all_ranks=all_ranks, level="info").hear
+        yield _Ranks(run.folder, hear).read
+    elif stored.is_gang:
+        with TrainScreen(run.folder, shown, ()) as screen:
+            yield _Ranks(run.folder, screen.audience.hear).read
+    else:
+        is_live = output.is_terminal() and sys.stderr.isatty()
+        with output.LiveScreen() if is_live else output.PlainScreen(output.say) as farm:
+
+            def show(is_last: bool) -> None:
+                held = [folder for folder in folders_of(run) if is_held(folder)]
+                picture = live_picture(held[-1]) if held else None
+                view = None if picture is None else view_of(picture)
+                if view is not None:
+                    farm.show(view)
+
+            yield show
+
+
+class _Ranks:
+    """The logs of ranks, from where they end now, also of ranks that come."""
+
+    def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
+        self._folder = folder
+        self._hear = hear
+        self._tails: dict[int, Tail] = {}
+        self._look()
+
+    def _look(self, start: int | None = None) -> None:
+        for path in self._folder.logs.glob("rank-*.log"):
+            found = _RANK_LOG.fullmatch(path.name)
+            if found is not None and (rank := int(found[1])) not in self._tails:
+                self._tails[rank] = Tail(path, partial(self._hear, rank), start=start)
+
+    def read(self, is_last: bool) -> None:
+        self._look(start=0)
+        for tail in self._tails.values():
+            tail.read(is_last=is_last)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bytes]]:
+    """What waits so long for a key, of a terminal that is ours: then it gets the keys one by one.
+
+    A job in the background would be stopped for touching its terminal.
+    """
+
+    def wait(seconds: float) -> bytes:
+        time.sleep(seconds)
+        return b""
+
+    try:
+        import termios
+        import tty
+
+        is_ours = sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
+        before = termios.tcgetattr(0) if is_ours else None
+    except (ImportError, OSError, ValueError):  # Windows; or a stdin that is closed
+        before = None
+    if before is None:
+        yield wait
+        return
+
+    def key(seconds: float) -> bytes:
+        ready, _, _ = select.select([0], [], [], seconds)
+        return os.read(0, 1) if ready else b""
+
+    tty.setcbreak(0)
+    try:
+        yield key
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+#: As that of `timeout` of coreutils.
+EXIT_TIME_OVER = 124
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wait(JsonFlags):
+    """Which runs, and for how long."""
+
+    runs: Annotated[tuple[str, ...], Flag(is_positional=True, metavar="RUN…")]
+    """The runs' folders, or their names below ./runs."""
+    any: bool = False
+    """Return when the first of them has ended, with its exit code."""
+    timeout_s: Annotated[
+        float | None, Flag(name="timeout", metavar="TIME", read=parse_duration)
+    ] = None
+    """Return after this time in any case, with exit code 124."""
+
+
+_WAIT = """Wait until runs have ended, and return the exit code of their commands.
+
+Of several runs it is that of the first, in the order in which they are named, that is not 0. A run
+that was killed counts as failed, with exit code 1; what is over already is not waited for.
+
+Examples:
+  muster wait train-1a2b3c && muster export train-1a2b3c --to results.csv
+  muster wait digits-1 digits-2 --any --timeout 8h
+"""
+
+
+def wait(argv: list[str]) -> int:
+    flags = parse(_Wait, argv, "wait", _WAIT)
+    runs = {text: open_waited(text) for text in flags.runs}
+    try:
+        ends = _ends(runs, flags)
+    except KeyboardInterrupt:
+        output.remark("Stopped waiting; the runs go on.")
+        return EXIT_INTERRUPTED
+    codes = [ends[text].exit_code for text in runs if text in ends]
+    if len(ends) < len(runs) and not (flags.any and ends):
+        assert flags.timeout_s is not None
+        rest = ", ".join(str(run.path) for text, run in runs.items() if text not in ends)
+        output.complain(f"{rest}: not over after {human_duration(flags.timeout_s)}.")
+        codes = [EXIT_TIME_OVER]
+    if flags.json:
+        output.say_json([_plain(run, ends.get(text)) for text, run in runs.items()])
+    return next((code for code in codes if code), EXIT_OK)
+
+
+def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str, End]:
+    """How they have ended, of all of them, or of those that have when it is time to return."""
+    due_s = math.inf if flags.timeout_s is None else time.monotonic() + flags.timeout_s
+    ends: dict[str, End] = {}
+    while True:
+        for text, run in runs.items():
+            if text not in ends and (end := end_if_over(run)) is not None:
+                ends[text] = end
+                if not flags.json:
+                    output.say(end.sentence)
+        left_s = due_s - time.monotonic()
+        if len(ends) == len(runs) or (flags.any and ends) or left_s <= 0:
+            return ends
+        time.sleep(min(left_s, max(map(pause_s, runs.values()))))
+
+
+def _plain(run: Run | ExperimentFolder, end: End | None) -> dict[str, object]:
+    path = run.folder.whole if isinstance(run, Run) else run.path
+    known = {} if end is None else {"exit_code": end.exit_code, "sentence": end.sentence}
+    return {"run": path.name, "path": str(path), "is_over": end is not None, **known}

@@ -1,0 +1,270 @@
+"""``muster logs``: what a task, a rank or all workers have printed, and what they print next."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from muster.api.ranks import rank_log
+from muster.api.runs import Run, open_run
+from muster.api.watching import folders_of, is_at_work, latest, open_watched, pause_s
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
+from muster.base.flags import Flag
+from muster.cli import output
+from muster.cli.parse import RunPlace, parse
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.task import TaskState
+from muster.run.state import live_picture
+
+_TURN_S = 0.2
+_BLOCK = 1 << 16
+#: A line that is longer is shown in pieces.
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Logs(RunPlace):
+    """Which run, which of its tasks, and how much."""
+
+    task: Annotated[str | None, Flag(is_positional=True, metavar="[N]")] = None
+    """The task's number or the start of its key, as `muster errors` and the table name it; of a
+    training or a program the rank, by default the one that failed first."""
+    follow: Annotated[bool, Flag(aliases=("f",))] = False
+    """Go on with what is printed from now on, also after the run was resumed, until all is done;
+    without a task: of all workers, each line with its worker's name."""
+    lines: Annotated[int | None, Flag(aliases=("n",), metavar="N")] = None
+    """Begin with the last N lines; without a task: those of each worker."""
+
+
+_HELP = """Show what a task printed, one part per attempt, or what a rank printed.
+
+A pipe or a file gets every byte as it was printed; a terminal gets colours and no other control
+sequence.
+
+Examples:
+  muster logs runs/train-1a2b3c 12
+  muster logs digits-20260131-090500 0
+  muster logs train-1a2b3c -f -n 20
+"""
+
+
+class Part(NamedTuple):
+    """Bytes of a file; ``end`` is None while more may come. ``prefix``: in front of each line."""
+
+    title: str
+    path: Path
+    start: int = 0
+    end: int | None = None
+    prefix: bytes = b""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(_Logs, argv, "logs", _HELP)
+    if flags.lines is not None and flags.lines < 0:
+        raise UsageError(f"--lines {flags.lines} is too small.", hint="write 0 or more.")
+    run = (open_run if flags.task is not None else open_watched)(flags.run)
+    parts = _parts(run, flags)
+    shown = Shown(flags.lines)
+    for part in parts():
+        shown.go_on(part)
+    shown.num_lines = None  # of what comes now, all
+    if flags.follow:
+        try:
+            _follow(run, flags, parts, shown)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+    elif not run.stored.is_gang and flags.task is not None and not shown.has_begun:
+        output.say(f"This task has not ended an attempt yet; its output is in {run.folder.logs}.")
+    shown.end()
+    if not run.stored.is_gang and flags.task is not None and (trace := run.trace(flags.task)):
+        output.say(f"--- error\n{trace.rstrip()}")
+    return EXIT_OK
+
+
+def _parts(run: Run, flags: _Logs) -> Callable[[], list[Part]]:
+    """What asks anew which parts there are; raises UsageError where there can be none."""
+    if run.stored.is_gang:
+        may_come, found = flags.follow and is_at_work(run), list[Part]()
+
+        def of_rank() -> list[Part]:
+            if not found and (not may_come or any(run.folder.logs.glob("rank-*.log"))):
+                number, path = rank_log(run.folder, flags.task)
+                found.append(Part(f"--- rank {number}, {path}", path))
+            return found
+
+        return of_rank
+    if flags.task is not None:
+        task = flags.task
+        return lambda: _of_task(run, task)
+    if not (flags.follow or flags.lines is not None):
+        named = "; ".join(run.failed_tasks())
+        raise UsageError(
+            f"{run.path} has many tasks: say whose log you mean.",
+            hint=f"muster logs {run.path} N, with N the number of a task"
+            + (f". Failed: {named}." if named else ", as in the table's row or its column `task`.")
+            + f" What all workers print: muster logs {run.path} -f",
+        )
+    run.expect_tasks()
+    names_a_stage = Path(flags.run).parent.name == "stages"
+    return lambda: [
+        Part("", path, prefix=f"{path.stem}: ".encode())
+        for folder in ([run.folder] if names_a_stage else folders_of(run))
+        for path in sorted(folder.logs.glob("worker-*.log"))
+    ]
+
+
+def _of_task(run: Run, task: str) -> list[Part]:
+    """The attempts that are recorded, and what the worker that is at it has printed since."""
+    run.expect_tasks()
+    logs = run.folder.logs
+    with LedgerReader(run.folder.ledger) as ledger:
+        row = ledger.task(run.task_number(ledger, task))
+        found = [
+            Part(f"--- attempt {one.token} ({one.outcome}), {one.log}", logs / one.log,
+                  one.start, max(one.start, one.end))
+            for one in ledger.log_parts(row.task_id)
+        ]  # fmt: skip
+        if row.state is TaskState.CLAIMED:
+            for worker in (live_picture(run.folder) or {}).get("workers", ()):
+                is_at_it = worker["task"].partition(" ")[0] == str(row.task_id)
+                if is_at_it and (log := ledger.open_log(worker["slot"])) is not None:
+                    found.append(Part(f"--- running, {log[0]}", logs / log[0], log[1]))
+    return found
+
+
+def _is_final(run: Run, task: str | None) -> bool:
+    """Whether nothing more will be printed, even if the run goes on one day."""
+    if task is not None and not run.stored.is_gang:
+        with LedgerReader(run.folder.ledger) as ledger:
+            return ledger.task(run.task_number(ledger, task)).state.is_final
+    last = latest(run)
+    state = last.status().state
+    if state == "done":  # of a map that runs stage by stage the others may be to come
+        return last.path == run.folder.whole
+    return state in ("failed", "cancelled", "refused")
+
+
+def _follow(run: Run, flags: _Logs, parts: Callable[[], list[Part]], shown: Shown) -> None:
+    due_s, is_told = 0.0, False
+    while True:
+        is_due, is_over = time.monotonic() >= due_s, False
+        if is_due:
+            due_s = time.monotonic() + max(1.0, pause_s(run))
+            is_task = flags.task is not None and not run.stored.is_gang
+            works = is_at_work(run)
+            is_over = (is_task or not works) and _is_final(run, flags.task)
+            if not (works or is_over or is_told):
+                output.remark(f"--- {run.path} has stopped; what it prints when it goes on: below")
+            is_told = not works
+        for part in parts():  # after that question: what was printed before the end is there
+            shown.go_on(part)
+        if is_over:
+            return
+        time.sleep(_TURN_S)
+
+
+class Shown:
+    """What has been shown of each file."""
+
+    def __init__(self, num_lines: int | None) -> None:
+        self.num_lines = num_lines
+        self._at: dict[Path, int] = {}
+        self._inodes: dict[Path, int] = {}
+        self._rests: dict[Path, tuple[Part, bytes]] = {}
+        self._titles: set[str] = set()
+        self.has_begun = False
+
+    def go_on(self, part: Part) -> None:
+        """Show what is new in it, in whole lines."""
+        try:
+            with part.path.open("rb") as file:
+                self._read(part, file.fileno())
+        except FileNotFoundError:
+            if part.end is not None:
+                self._begin(part)
+        except OSError as error:
+            raise SetupError(f"Cannot read {part.path}: {error.strerror}.") from None
+
+    def _read(self, part: Part, file: int) -> None:
+        now = os.fstat(file)
+        at = self._at.get(part.path, -1)
+        if self._inodes.setdefault(part.path, now.st_ino) != now.st_ino or now.st_size < at:
+            at = -1  # another file has its name, or it was cut: from its beginning
+            self._flush(part.path)
+            self._inodes[part.path] = now.st_ino
+        end = now.st_size if part.end is None else min(part.end, now.st_size)
+        if part.end is None or at <= part.start or at < part.end:
+            self._begin(part)  # else it was shown while it was printed
+        if at <= part.start:
+            at = part.start
+            if self.num_lines is not None:
+                at = _last_lines_from(file, self.num_lines, part.start, end)
+        while at < end:
+            data = os.pread(file, min(_BLOCK, end - at), at)
+            if not data:
+                break
+            at += len(data)
+            self._show(part, data)
+        if part.end is not None and self._rests.get(part.path, (part, b""))[0].start == part.start:
+            self._flush(part.path)
+        self._at[part.path] = at
+
+    def _begin(self, part: Part) -> None:
+        self.has_begun = True
+        if part.title and part.title not in self._titles:
+            self._flush(part.path)
+            self._titles.add(part.title)
+            output.say(part.title)
+
+    def _show(self, part: Part, data: bytes) -> None:
+        rest = self._rests.pop(part.path, (part, b""))[1] + data
+        cut = rest.rfind(b"\n") + 1
+        if len(rest) - cut > _LONGEST_LINE:
+            cut = len(rest)
+        whole, rest = rest[:cut], rest[cut:]
+        if part.prefix:
+            whole = b"".join(part.prefix + line for line in whole.splitlines(keepends=True))
+        output.pass_on(whole)
+        if rest:
+            self._rests[part.path] = part, rest
+
+    def _flush(self, path: Path) -> None:
+        """Show the line that has no end."""
+        if path in self._rests:
+            part, rest = self._rests.pop(path)
+            output.pass_on(part.prefix + rest + b"\n")
+
+    def end(self) -> None:
+        for path in list(self._rests):
+            self._flush(path)
+
+
+def _last_lines_from(file: int, count: int, start: int, end: int) -> int:
+    """Where the last ``count`` lines between two places begin."""
+    if not count:
+        return end
+    at, num = end, 0
+    while at > start:
+        low = max(start, at - _BLOCK)
+        data = os.pread(file, at - low, low)
+        data = data[:-1] if at == end else data  # the end of the last line begins no other
+        for place in _newlines_from_behind(data):
+            num += 1
+            if num == count:
+                return low + place + 1
+        at = low
+    return start
+
+
+def _newlines_from_behind(data: bytes) -> Sequence[int]:
+    places, place = [], len(data)
+    with suppress(ValueError):
+        while True:
+            place = data.rindex(b"\n", 0, place)
+            places.append(place)
+    return places

@@ -1,0 +1,144 @@
+"""What a run asks of the coordinator, the listing of its tasks, and how it has ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from muster.base.clock import Clock
+from muster.farm.decisions import Policy
+from muster.farm.events import Event
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, TaskState
+from muster.farm.view import RunView
+from muster.run.folder import RunFolder
+from muster.run.requests import Ask
+
+if TYPE_CHECKING:
+    from muster.farm.steering import Driver
+
+#: From a target's name to its number in the ledger.
+Numbers = Mapping[str, int]
+#: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
+#: plan, because each commit rewrites pages all over the index of keys.
+FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
+_LARGE_PLAN = 50_000
+_ENQUEUED = "enqueued"  # in the ledger: the plan that it holds all tasks of
+
+
+class Request(StrEnum):
+    """What somebody outside asks of a running sweep."""
+
+    DRAIN = "drain"
+    STOP = "stop"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done. Tasks come lazily, so that a million of them need no memory."""
+
+    folder: RunFolder
+    targets: Mapping[int, TargetSpec]  # by the ledger's target id
+    slots: tuple[SlotSpec, ...]
+    policy: Policy
+    total: int
+    feed: Iterator[NewTask]
+    plan_id: str = ""
+    held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
+    code: str | None = None  # what workers that are started now run
+    driver: Driver | None = None  # chooses further tasks while these run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """The edges of the loop. ``requests`` is asked every turn and must be cheap.
+
+    ``asked``: what others ask about single tasks, each to be answered.
+    """
+
+    show: Callable[[RunView], None]
+    requests: Callable[[], list[Request]]
+    housekeeping: Callable[[RunView], tuple[list[Event], list[Request]]]
+    clock: Clock
+    asked: Callable[[], list[Ask]] = list
+
+
+@dataclass
+class Ending:
+    """How the loop ended; the counts are the ledger's.
+
+    ``interrupted``: it was asked to end and has left something undone. ``stop_signal``: the first
+    signal that asked, also where nothing was left to do; 0 without one. ``is_lacking``: not all
+    that was asked for has come of tasks that are done, as of a map with rejected records.
+    """
+
+    counts: dict[TaskState, int]
+    paused: str = ""
+    interrupted: bool = False
+    stop_signal: int = 0
+    cancelled: bool = False
+    unusable: str = ""
+    imbalance: str | None = None
+    is_lacking: bool = False
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Listing:
+    """Lists the tasks of a plan in the ledger, some in each turn, while it ``goes_on``."""
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._count = FIRST_CHUNK
+        self.goes_on = plan.driver is None and not self.is_listed
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the ledger holds every task of this plan."""
+        return self._ledger.meta(_ENQUEUED) == self._plan.plan_id
+
+    def add(self) -> int:
+        """List the next tasks, inside a transaction; how many of them are new."""
+        counted = itertools.count()
+        # Not a list: a chunk of encoded tasks would be the largest thing in memory.
+        chunk = itertools.islice(self._plan.feed, self._count)
+        num_new = self._ledger.add_tasks(task for task, _ in zip(chunk, counted, strict=False))
+        if next(counted) < self._count:
+            self.end()
+        self._count = _CHUNK if self._plan.total < _LARGE_PLAN else _LARGE_CHUNK
+        return num_new
+
+    def end(self) -> None:
+        """Note that there are no others."""
+        self.goes_on = False
+        self._ledger.set_meta(_ENQUEUED, self._plan.plan_id)
+
+
+def imbalance_of_tasks(
+    planned: int, counts: Mapping[TaskState, int], num_results: int
+) -> str | None:
+    """Say what is wrong, in a sentence without its full stop; None when the counts balance.
+
+    ``planned``: tasks of the plan, 0 while they have not all been listed. There may be more of
+    them than planned, from earlier seeds or divided tasks, and never fewer.
+    """
+    known, stopped = sum(counts.values()), counts.get(TaskState.STOPPED, 0)
+    waiting = counts[TaskState.READY] + counts[TaskState.CLAIMED]
+    if known < planned:
+        parts = (
+            f"{counts[TaskState.DONE]:,} done + {counts[TaskState.FAILED]:,} failed + "
+            f"{counts[TaskState.CANCELLED]:,} cancelled + {waiting:,} waiting"
+            + (f" + {stopped:,} stopped" if stopped else "")
+        )
+        return f"the plan has {planned:,} tasks, and the ledger knows {known:,} ({parts})"
+    if counts[TaskState.DONE] + stopped != num_results:
+        more = f" and {stopped:,} stopped" if stopped else ""
+        return (
+            f"{counts[TaskState.DONE]:,} tasks are done{more}, and the ledger holds "
+            f"{num_results:,} results"
+        )
+    return None

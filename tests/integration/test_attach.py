@@ -1,0 +1,252 @@
+"""``muster attach``, ``muster logs -f`` and ``status --watch``: a run seen from another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.test_detach import COMMANDS, MusterMain, Place, made_run, place
+
+from muster.cli.commands.logs import Part, Shown
+from muster.farm.view import Interval, RunView, WorkerLine, view_of
+from muster.run.folder import RunFolder
+
+__all__ = ["place"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="terminals of POSIX")
+
+
+class Terminal:
+    """``muster WORDS`` on a terminal of its own."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.seen = b""
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execv(sys.executable, [sys.executable, "-m", "muster", *words])
+
+    def until(self, text: str) -> None:
+        deadline = time.monotonic() + 120
+        while text.encode() not in self.seen:
+            assert time.monotonic() < deadline, self.seen.decode("utf-8", "replace")
+            self._hear()
+
+    def _hear(self) -> bool:
+        ready, _, _ = select.select([self.master], [], [], 0.2)
+        try:
+            data = os.read(self.master, 1 << 16) if ready else None
+        except OSError:  # its other end is closed
+            return False
+        self.seen += data or b""
+        return data != b""
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def end(self) -> int:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            is_open = self._hear()
+            pid, status = os.waitpid(self.pid, 0 if not is_open else os.WNOHANG)
+            if pid:
+                os.close(self.master)
+                return os.waitstatus_to_exitcode(status)
+        raise AssertionError(self.seen)
+
+
+def test_a_terminal_comes_and_goes_while_the_run_goes_on(place: Place) -> None:
+    place.detach(COMMANDS["sweep"])
+    place.until((place.folder / "middle").exists)
+    first = Terminal(place.folder, "attach", "run")
+    first.until("0/2")
+    first.press(b"q")
+    assert first.end() == 0 and b"run goes on." in first.seen
+    second = Terminal(place.folder, "attach", "run")
+    second.until("0/2")
+    second.press(b"\x03")
+    assert second.end() == 130 and b"run goes on." in second.seen
+    third = Terminal(place.folder, "attach", "run")
+    third.until("0/2")
+    place.go()
+    assert third.end() == 0 and b"run: done" in third.seen
+    over = place.muster("attach", "run")
+    assert over.returncode == 0
+    assert over.stdout == "run: done (nobody works on it now)\n"
+
+
+def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> None:
+    (place.folder / "p.py").write_text(
+        "import sys\nfrom phases import reach\nprint('one', flush=True)\nreach('middle')\n"
+        "print('two', flush=True)\nsys.exit(3)\n"
+    )
+    place.detach("run --devices cpu:1 --run-dir run p.py")
+    place.until((place.folder / "middle").exists)
+    words = [sys.executable, "-m", "muster"]
+    watching = {
+        name: subprocess.Popen([*words, *line.split()], cwd=place.folder, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name, line in {"attach": "attach run", "logs": "logs run -f",
+                           "status": "status run --watch"}.items()
+    }  # fmt: skip
+    try:
+        assert watching["logs"].stdout is not None and watching["status"].stdout is not None
+        lines = [watching["logs"].stdout.readline() for _ in range(2)]
+        assert lines[1] == "one\n"
+        assert watching["status"].stdout.readline() == "run: running\n"
+        time.sleep(1.0)  # for the one that says nothing before something new comes
+        place.go()
+        said = {name: one.communicate(timeout=240)[0] for name, one in watching.items()}
+    finally:
+        for one in watching.values():
+            one.kill()
+    assert watching["attach"].returncode == 1
+    assert said["attach"].endswith("[0] two\nrun: failed; see why: muster why run\n")
+    assert said["logs"] == "two\n" and watching["logs"].returncode == 0
+    assert "run: failed\n" in said["status"] and watching["status"].returncode == 0
+
+
+def test_logs_are_followed_across_a_resume(place: Place) -> None:
+    pid = place.detach(COMMANDS["sweep"])
+    (place.folder / "phases.py").write_text(
+        (place.folder / "phases.py").read_text() + "\n_reach = reach\ndef reach(phase):\n"
+        "    _reach(phase)\n    print('let go', flush=True)\n"
+    )
+    place.until((place.folder / "middle").exists)
+    with subprocess.Popen(
+        [sys.executable, "-m", "muster", "logs", "run", "-f"], cwd=place.folder,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as follower:  # fmt: skip
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert follower.stderr is not None
+            assert "run has stopped" in follower.stderr.readline()
+            place.detach("resume run --allow-changed-code")
+            place.go()
+            said, _ = follower.communicate(timeout=240)
+        finally:
+            follower.kill()
+    assert said == "worker-0: let go\n" * 2
+    assert follower.returncode == 0
+
+
+# ---------------------------------------------------------------------- without a process
+
+
+@pytest.mark.quick
+def test_a_log_that_is_cut_or_replaced_is_shown_from_its_beginning(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from muster.cli.streams import steady
+
+    log = tmp_path / "log"
+    log.write_bytes(b"1\n2\n3\nhal")
+    part, shown = Part("", log), Shown(2)
+    with steady(is_vital=True):
+        shown.go_on(part)
+        assert capfdbinary.readouterr().out == b"3\n", "of two lines the second is not whole"
+        with log.open("ab") as file:
+            file.write(b"f\n\xff\x1b[2J\n")
+        shown.go_on(part)
+        assert capfdbinary.readouterr().out == b"half\n\xff\x1b[2J\n", "as it is, in a pipe"
+        log.write_bytes(b"cut\n")
+        shown.go_on(part)
+        (tmp_path / "new").write_bytes(b"another file that is longer\n")
+        os.replace(tmp_path / "new", log)
+        shown.go_on(part)
+        log.unlink()
+        shown.go_on(part)
+        shown.end()
+    assert capfdbinary.readouterr().out == b"cut\nanother file that is longer\n"
+
+
+@pytest.mark.quick
+def test_attempts_in_one_log_are_cut_and_followed_each(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from muster.cli.streams import steady
+
+    log, other = tmp_path / "log", tmp_path / "other"
+    log.write_bytes(b"1\n2\n3\n4\n5\n6\nhal")
+    parts, shown = [Part("", log, 0, 6), Part("", log, 6)], Shown(2)
+    with steady(is_vital=True):
+        for part in parts:
+            shown.go_on(part)
+        assert capfdbinary.readouterr().out == b"2\n3\n6\n"
+        shown.num_lines = None
+        with log.open("ab") as file:
+            file.write(b"f\n")
+        for part in parts:
+            shown.go_on(part)
+        assert capfdbinary.readouterr().out == b"half\n"
+        other.write_bytes(b"half")
+        shown.go_on(Part("", other))
+        other.write_bytes(b"x\n")
+        shown.go_on(Part("", other))
+    assert capfdbinary.readouterr().out == b"half\nx\n", "the old line does not go on in the new"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("lines", [0, 1, 3, 1000, 5000])
+def test_the_last_lines_are_exactly_so_many(
+    lines: int, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    made_run(folder, 0)
+    text = [f"line {number} {'x' * (number % 90)}\n" for number in range(3000)]
+    folder.rank_log(0).write_text("".join(text))
+    done = muster_main("logs", "run", "-n", str(lines))
+    assert done.returncode == 0
+    assert done.stdout.splitlines(keepends=True)[1:] == (text[-lines:] if lines else [])
+
+
+@pytest.mark.quick
+def test_what_has_ended_is_not_waited_for(tmp_path: Path, muster_main: MusterMain) -> None:
+    folder = RunFolder(tmp_path / "run")
+    made_run(folder, 1)
+    folder.rank_log(0).write_text("hello\n")
+    assert muster_main("logs", "run", "--follow").stdout.endswith("hello\n")
+    assert muster_main("status", "run", "--watch").stdout.startswith("run: failed\n")
+    assert muster_main("attach", "run").returncode == 1
+    both = muster_main("status", "run", "--watch", "--json")
+    assert both.returncode == 2 and "contradict" in both.stderr
+    assert muster_main("logs", "run", "-n", "-1").returncode == 2
+    folder.elements.mkdir()
+    folder.elements_json.write_text(json.dumps({"elements": 2, "share": "s", "job_id": 7}))
+    array = muster_main("attach", "run")
+    assert array.returncode == 2 and "elements/N" in array.stderr
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda picture: picture.pop("workers"),
+        lambda picture: picture.update(workers=[1]),
+        lambda picture: picture.update(notes=3),
+        lambda picture: picture.update(eta="x"),
+        lambda picture: picture.pop("total"),
+        lambda picture: picture.update(total="many"),
+    ],
+)
+def test_a_picture_is_read_back_or_not_shown(
+    damage: Callable[[dict[str, object]], object],
+) -> None:
+    worker = WorkerLine("cpu:0", "running", "1 x=1", 2.0, 3.0, "", 4)
+    view = RunView(
+        "run", 9, 4, 0, 0, 1, 0, 2.0, 0.5, Interval(1.0, 2.0), "running", (worker,), (("a", "b"),)
+    )
+    record = json.loads(
+        json.dumps({**view._asdict(), "workers": [worker._asdict()], "numbers": {}, "new": 1})
+    )
+    assert view_of(record) == view._replace(numbers={})
+    damage(record)
+    assert view_of(record) is None
