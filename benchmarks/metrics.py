@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
+from contextlib import chdir
 from pathlib import Path
 from statistics import median
 
@@ -77,12 +77,16 @@ def rate(steps: int) -> float:
 
 
 def loops_of_10_ms() -> int:
-    loops = 20_000
-    began = time.perf_counter()
-    total = 0.0
-    for i in range(loops):
-        total += i * 0.5
-    return round(loops * 0.01 / (time.perf_counter() - began))
+    """By the fastest of many: what is counted while the processor wakes up makes short pieces, and
+    so more than 100 points a second."""
+    loops, spans = 20_000, []
+    for _ in range(200):
+        began = time.perf_counter()
+        total = 0.0
+        for i in range(loops):
+            total += i * 0.5
+        spans.append(time.perf_counter() - began)
+    return round(loops * 0.01 / min(spans))
 
 
 def costs_of_a_task(pairs: int, pieces: int, loops: int) -> list[list[float]]:
@@ -104,12 +108,10 @@ def main() -> None:
     arguments = parser.parse_args()
     steps, repeats = (5_000, 1) if arguments.quick else (200_000, 7)
     pairs, pieces = (4, 10) if arguments.quick else (250, 50)
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("target.py").write_text(TARGET)
         rates = [rate(steps) for _ in range(repeats)]
         costs = costs_of_a_task(pairs, pieces, loops_of_10_ms())
-        os.chdir("/")
     names = ("wall time", "cpu", "inside the calls")
     of = dict(zip(names, zip(*costs, strict=True), strict=True))
     points = median(rates)

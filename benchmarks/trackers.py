@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -169,8 +169,11 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds = 16.0 if arguments.quick else 125.0
     names = ["tensorboard"] if arguments.quick else list(TRACKERS)
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as silent:
-        os.chdir(folder)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chdir(folder),
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
         os.environ["TRACKIO_DIR"] = str(Path(folder) / "trackio")
         Path("target.py").write_text(TARGET)
         loops = loops_of_10_ms()
@@ -179,7 +182,6 @@ def main() -> None:
         if not arguments.quick:
             uri = f"http://127.0.0.1:{silent.getsockname()[1]}"  # it accepts, and nobody reads
             found["hanging"] = follow("hanging", seconds, loops, "mlflow", uri)
-        os.chdir("/")
     rows, record = [], {}
     for name, followed in found.items():
         wall, cpu = costs(followed, 1), costs(followed, 2)
