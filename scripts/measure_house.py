@@ -213,8 +213,8 @@ class Trip:
     A method is followed where its object was made in the same function. Each function is entered
     once.
 
-    rooms: the modules that are entered. climbs: how often the trip goes from one module to the
-    next that lies in a higher layer, as the layers of pyproject.toml say.
+    modules: those that are entered. upward: how often the trip goes from one module to the next that
+    lies in a higher layer, by a call or back from one, as the layers of pyproject.toml say.
     """
 
     def __init__(self, house: House, start: str) -> None:
@@ -228,20 +228,20 @@ class Trip:
             self._enter(name, node, {node.args.args[0].arg})
 
     @property
-    def rooms(self) -> list[str]:
+    def modules(self) -> list[str]:
         return list(dict.fromkeys(self.visited))
 
     @property
-    def climbs(self) -> int:
-        return self._climbs(self.visited)
+    def upward(self) -> int:
+        return self._upward(self.visited)
 
     @property
     def above_ground(self) -> tuple[int, int]:
-        """The rooms and the climbs of the same trip where modules of GROUND are passed over."""
-        rooms = [name for name in self.rooms if name.split(".")[1] not in GROUND]
-        return len(rooms), self._climbs([name for name in self.visited if name in rooms])
+        """Both of the same trip where modules of GROUND are passed over."""
+        modules = [name for name in self.modules if name.split(".")[1] not in GROUND]
+        return len(modules), self._upward([name for name in self.visited if name in modules])
 
-    def _climbs(self, visited: Sequence[str]) -> int:
+    def _upward(self, visited: Sequence[str]) -> int:
         heights = [self.house.height.get(name.split(".")[1], 0) for name in visited]
         return sum(b > a for a, b in itertools.pairwise(heights))
 
@@ -391,14 +391,14 @@ def measured(house: House) -> dict[str, int]:
         "places that open a run": len(openings(house)),
         "guesses of a run's kind": len(guesses(house)),
         "edits of argv": len(edits(house)),
-        "rooms of the workload's trip": len(workload.rooms),
-        "climbs of the workload's trip": workload.climbs,
-        "  rooms above base and run": workload.above_ground[0],
-        "  climbs above base and run": workload.above_ground[1],
-        "rooms of the training's trip": len(training.rooms),
-        "climbs of the training's trip": training.climbs,
-        "  its rooms above base and run": training.above_ground[0],
-        "  its climbs above base and run": training.above_ground[1],
+        "modules the workload enters": len(workload.modules),
+        "upward calls with the workload": workload.upward,
+        "  modules above base and run": workload.above_ground[0],
+        "  upward calls above them": workload.above_ground[1],
+        "modules the training enters": len(training.modules),
+        "upward calls with the training": training.upward,
+        "  its modules above base and run": training.above_ground[0],
+        "  its upward calls above them": training.above_ground[1],
         "lines of muster": num_lines("muster")(house),
         "lines of recipes": num_lines("muster_recipes")(house),
         "flags shown by train --help": flags[0],
@@ -440,8 +440,8 @@ def main(argv: list[str] | None = None) -> int:
             ("places that open a run", openings(house)),
             ("guesses", guesses(house)),
             ("edits of argv", edits(house)),
-            ("the workload's rooms", Trip(house, WORKLOAD).rooms),
-            ("the training's rooms", Trip(house, TRAINING).rooms),
+            ("modules the workload enters", Trip(house, WORKLOAD).modules),
+            ("modules the training enters", Trip(house, TRAINING).modules),
         ):
             print(f"\n{title}:\n  " + "\n  ".join(found))
     return 0
