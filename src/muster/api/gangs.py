@@ -171,18 +171,20 @@ def run_gang(
         here = as_wanted(folder, options)
         kept = {} if kept is None else kept
         has_moved = bool(kept)
-        placement, leases = _take(here, folder.name, settings, kept, audience.say)
-        kept.clear()
-        for lease in leases:
-            devices.enter_context(lease)
-        plan = _plan(work, here, placement, settings)
-        workers = _as_workers(options)
-        slots = slots_of(plan.placement, workers)
-        every_s, node = options.monitor_interval_s, options.node_rank
-        has_gpus = any(slot.devices for slot in slots)
-        options.check_idle(has_gpus=has_gpus, records=every_s > 0)
-        if has_limits and options.wait_s:  # the queue may have taken hours
-            refuse_to_begin(folder, options, requests, is_new=options.restart)
+        in_queue = options.notify if options.wait_s else ()  # its end there is one that nobody sees
+        with notifying(folder, in_queue, audience.warn):
+            placement, leases = _take(here, folder.name, settings, kept, audience.say)
+            kept.clear()
+            for lease in leases:
+                devices.enter_context(lease)
+            plan = _plan(work, here, placement, settings)
+            workers = _as_workers(options)
+            slots = slots_of(plan.placement, workers)
+            every_s, node = options.monitor_interval_s, options.node_rank
+            has_gpus = any(slot.devices for slot in slots)
+            options.check_idle(has_gpus=has_gpus, records=every_s > 0)
+            if has_limits and options.wait_s:  # the queue may have taken hours
+                refuse_to_begin(folder, options, requests, is_new=options.restart)
         # In a job from an older muster, ``argv`` is what its script calls on the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
         if options.restart:

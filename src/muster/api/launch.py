@@ -129,14 +129,16 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, options)
-        placement, leases = take_devices(chosen, folder.name, settings, audience.say)
-        slots = slots_of(placement, chosen)
-        lending = Lending(folder, options, settings, slots, leases)
-        devices.callback(lending.close)
-        has_gpus, interval_s = bool(lending.uuids()), options.monitor_interval_s
-        options.check_idle(has_gpus=has_gpus, records=interval_s > 0)
-        if options.wait_s:  # the queue may have taken hours
-            refuse_past_limits(folder, workload, options, requests)
+        in_queue = options.notify if options.wait_s else ()  # its end there is one that nobody sees
+        with notifying(folder, in_queue, audience.warn):
+            placement, leases = take_devices(chosen, folder.name, settings, audience.say)
+            slots = slots_of(placement, chosen)
+            lending = Lending(folder, options, settings, slots, leases)
+            devices.callback(lending.close)
+            has_gpus, interval_s = bool(lending.uuids()), options.monitor_interval_s
+            options.check_idle(has_gpus=has_gpus, records=interval_s > 0)
+            if options.wait_s:  # the queue may have taken hours
+                refuse_past_limits(folder, workload, options, requests)
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)

@@ -26,6 +26,7 @@ from muster.base import processes
 from muster.base.errors import MusterError, UnknownNameError, UsageError
 from muster.base.settings import child_environment, secret
 from muster.base.shown_text import count, one_line, secrets_of, without_secrets
+from muster.base.signals import Interrupted, stop_code
 from muster.run.folder import RunFolder
 
 Cause = Literal["ended", "failure", "stalled", "paused", "budget"]
@@ -398,6 +399,8 @@ def notifying(
     except BaseException as error:
         code = error.exit_code if isinstance(error, MusterError) else None
         text = str(error) or type(error).__name__
+        if isinstance(error, Interrupted):
+            code, text = stop_code(error.number), f"{error} ended it"
         notifier.tell("ended", f"{folder.whole}: {text}", code)
         notifier.close(HURRY_S, warn)
         raise

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.unit.api.test_lending import facts
 
 from muster.api import notify
 from muster.api.notify import notifying, read_place
 from muster.base.errors import UsageError
+from muster.base.settings import read_settings
+from muster.devices.leases import Lease, acquire
 from muster.run.folder import RunFolder
 
 MusterMain = Callable[..., subprocess.CompletedProcess[str]]
@@ -291,3 +297,60 @@ def test_a_map_in_stages_ends_once(tmp_path: Path, muster_main: MusterMain) -> N
         done = muster_main(*line.split(), "--run-dir", "run", "--notify", place)
         assert done.returncode == 1, done.stderr
         assert server.causes() == ["ended"], "a record was rejected, and the next stage began"
+
+
+def _later(call: Callable[[], object], ready: Callable[[], object]) -> threading.Thread:
+    def wait() -> None:
+        while not ready():
+            time.sleep(0.02)
+        call()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("how", ["timed out", "interrupted", "refused"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sweep job.py:f --grid x=1 --devices 1",
+        "map job.py:f --input in.jsonl --output o.jsonl --devices 1",
+        "run --gpus 1 job.py",
+    ],
+)
+def test_a_run_that_ends_in_the_queue_tells(
+    line: str, how: str, tmp_path: Path, muster_main: MusterMain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "facts.json").write_bytes(facts(1))
+    (tmp_path / "job.py").write_text("def f(x):\n    return x\n")
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    lease = acquire("GPU-0", "other", read_settings())
+    assert isinstance(lease, Lease)
+    until_s = time.time() + 1.5
+
+    def waits() -> bool:
+        return bool(list((tmp_path / "leases").glob("*.ticket")))
+
+    more, code, text, thread = ("--wait=0.3s",), 3, "Waited 0.", None
+    if how == "interrupted":
+        more, code, text = ("--wait",), 75, "SIGTERM ended it"
+        thread = _later(lambda: os.kill(os.getpid(), signal.SIGTERM), waits)
+        code = 130 if line.startswith("run") else 75
+    if how == "refused":
+        clock = datetime.fromtimestamp(until_s).isoformat()
+        more, code, text = ("--wait", "--until", clock), 75, f"It is --until {clock}"
+        thread = _later(lease.release, lambda: waits() and time.time() > until_s)
+    with serving(200) as server:
+        command, *rest = line.split()
+        told = ("--notify", f"webhook:{server.url}")
+        done = muster_main(command, *more, *told, "--run-dir", "run", *rest)
+    if thread is not None:
+        thread.join()
+    lease.release()
+    assert done.returncode == code, done.stderr
+    assert server.causes() == ["ended"]
+    message = json.loads(server.got[0][2])
+    assert text in message["text"] and message["exit_code"] in (code, 75), message
