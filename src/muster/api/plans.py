@@ -15,11 +15,11 @@ from muster.api.limits import refuse_to_begin
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
 from muster.api.search import as_search
-from muster.api.workload import Workload, plan_id_of
+from muster.api.workload import Workload, as_texts, over_space, plan_id_of
 from muster.base import codec
 from muster.base.cells import moved_with
 from muster.base.code import Code, code_of, code_of_command
-from muster.base.errors import PlanMismatchError, SetupError
+from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import job_place
 from muster.base.signals import Requests
 from muster.base.target import TargetRef
@@ -28,8 +28,10 @@ from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
-from muster.farm.space import SEED
+from muster.farm.parameters import convert_space
+from muster.farm.space import SEED, Space
 from muster.farm.task import TargetSpec, TaskState
+from muster.farm.template import check_places
 from muster.run.folder import RunFolder, default_root
 from muster.run.record import RunRecord, environment, new_record, plain_options
 from muster.run.session import Renew
@@ -200,11 +202,7 @@ def stored_workload(run: Run) -> Workload:
             "from its folder alone.",
             hint="run the same call of muster.sweep again with this run_dir; nothing is lost.",
         )
-    targets = tuple(
-        dataclasses.replace(spec, location=moved_with(spec.location, run.path))
-        for spec in (codec.decode(TargetSpec, record) for record in stored.targets)
-    )
-    base = Path(stored.cwd)
+    targets, base = _stored_targets(run), Path(stored.cwd)
     workload = Workload(
         name=stored.name,
         kind="sweep",
@@ -220,6 +218,32 @@ def stored_workload(run: Run) -> Workload:
         return workload
     known = None if targets[0].kind == "command" else look(_ref(targets[0]))
     return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)
+
+
+def workload_over(run: Run, space: Space) -> Workload:
+    """What the run does, over another space. UsageError for a recipe, which plans its tasks."""
+    stored = run.stored
+    if "recipe" in stored.fixed:
+        raise UsageError(
+            f"{run.path} is of the recipe {stored.fixed['recipe']}, which plans its tasks itself.",
+            hint=f"say in its own flags what it is to plan: muster add {run.path} --help",
+        )
+    (spec,) = _stored_targets(run)
+    code = _stored_code((spec,), Path(stored.cwd))
+    if spec.kind == "command":
+        check_places(list(spec.argv), space.names)
+        return over_space(stored.name, spec, as_texts(space), code)
+    ref = _ref(spec)
+    if ref.kind == "file":  # named from where the run was started
+        ref = dataclasses.replace(ref, location=str(Path(stored.cwd, ref.location)))
+    return over_space(stored.name, spec, convert_space(space, look(ref)), code)
+
+
+def _stored_targets(run: Run) -> tuple[TargetSpec, ...]:
+    specs = (codec.decode(TargetSpec, record) for record in run.stored.targets)
+    return tuple(
+        dataclasses.replace(spec, location=moved_with(spec.location, run.path)) for spec in specs
+    )
 
 
 def go_to(cwd: str) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +28,7 @@ from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Ending
+from muster.farm.space import Space
 from muster.farm.steering import cancel_in
 from muster.farm.task import TaskState
 from muster.run import session
@@ -268,7 +269,7 @@ class Run:
         counts = self.counts()
         if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
             return None
-        with _changing(self.folder) as ledger:
+        with changing(self.folder) as ledger:
             ledger.cancel_open()
         if not stored.is_map:
             refresh_export(self.folder)
@@ -299,15 +300,48 @@ class Run:
             answer = ask(self.folder, {"cancel": ids}, lambda: is_held(self.folder))
             if answer is not None:
                 return {int(number): str(word) for number, word in answer["tasks"].items()}
-        with _changing(self.folder) as ledger:
+        with changing(self.folder) as ledger:
             words = {one: cancel_in(ledger, one, nobody_works=True) for one in ids}
         refresh_export(self.folder)
         return words
 
+    def add(
+        self,
+        *,
+        grid: Mapping[str, Iterable[Any]] | None = None,
+        zipped: Mapping[str, Iterable[Any]] | None = None,
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        seeds: int | Iterable[int] | None = None,
+        seed_offset: int = 0,
+        priority: int = 0,
+        allow_changed_code: bool = False,
+    ) -> int:
+        """Add tasks to a sweep of a function or a command, also while it is at work elsewhere.
+
+        They are all that ``grid``, ``zipped``, ``rows`` and ``seeds`` say, as in `muster.sweep`; a
+        task that is there stays as it is. Returns how many are new. Whoever works on the run takes
+        them up; where nobody does, they wait for the next start, such as `muster resume`, or the
+        same call of `muster.sweep`. ``priority``: those of the highest begin first; tasks of the
+        plan have 0. Raises UsageError for a run of another kind and what the target cannot take,
+        PlanMismatchError where its code has changed, and SetupError where who works on the run does
+        not answer.
+        """
+        from muster.api.adding import add_tasks, check_may_grow
+        from muster.api.plans import workload_over
+
+        check_may_grow(self)
+        space = Space.from_values(
+            grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset
+        )
+        workload = workload_over(self, space)
+        return add_tasks(
+            self, [workload], priority=priority, may_change_code=allow_changed_code
+        ).num_new
+
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""
         self.expect_tasks()
-        with _changing(self.folder) as ledger:
+        with changing(self.folder) as ledger:
             return ledger.reopen([TaskState.FAILED] + [TaskState.CANCELLED] * cancelled)
 
     def expect_tasks(self) -> None:
@@ -348,7 +382,7 @@ class Run:
 
 
 @contextmanager
-def _changing(folder: RunFolder) -> Iterator[Ledger]:
+def changing(folder: RunFolder) -> Iterator[Ledger]:
     """The ledger of a run that nobody works on, for one change, which is made whole or not at all.
 
     Raises SetupError while somebody works on the run.

@@ -143,7 +143,7 @@ def of_function(ref: TargetRef, space: Space, signature: Signature | None = None
         static=batch.static if batch else (),
     )
     name = ref.attribute.rpartition(".")[2]
-    workload = _over_space(name, spec, typed, code_of([ref]))
+    workload = over_space(name, spec, typed, code_of([ref]))
     if known.note:
         workload = dataclasses.replace(workload, warnings=(f"{name}: {known.note}",))
     return workload
@@ -179,7 +179,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)
     spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell, metrics_from=metrics_from)
-    return _over_space(name, spec, _texts(space), code_of_command(argv))
+    return over_space(name, spec, as_texts(space), code_of_command(argv))
 
 
 def of_recipe(recipe: Recipe, config: Any) -> Workload:
@@ -231,7 +231,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
     )
 
 
-def _over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workload:
+def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workload:
     described = space.to_spec()
     fixed = {key: value for key, value in described.items() if key != "seeds"}
     if spec.static:
@@ -278,7 +278,7 @@ def _check_static(spec: TargetSpec, names: Iterable[str]) -> None:
         )
 
 
-def _texts(space: Space) -> Space:
+def as_texts(space: Space) -> Space:
     """The space with a command's values as the user typed them: ``1e-3`` is not ``0.001``."""
 
     def axes(pairs: tuple[tuple[str, tuple[object, ...]], ...]) -> Any:

@@ -58,6 +58,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
+    "add": (
+        "muster.cli.commands.add:main",
+        "add tasks to a sweep, also while it goes on",
+    ),
     "list": ("muster.cli.commands.look:list_runs", "list the runs here, the newest first"),
     "status": ("muster.cli.commands.look:status", "show a run's progress, also while it runs"),
     "attach": (
@@ -128,7 +132,7 @@ _LOOKING = {
 }  # fmt: skip
 
 #: What goes on when the same command is given again.
-_GOES_ON = ("sweep", "map", "train", "start", "resume", "retry")
+_GOES_ON = ("sweep", "map", "train", "start", "resume", "retry", "add")
 #: What ends its work in order when it is asked to by a signal.
 _LISTENS = (*_GOES_ON, "run")
 

@@ -26,7 +26,7 @@ from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import FIRST_CHUNK, Ending, Hooks, Listing, Plan, Request, imbalance_of_tasks
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
-from muster.farm.steering import Cancelling, Steering
+from muster.farm.steering import Asked, Steering
 from muster.farm.task import Task, TaskState
 from muster.farm.view import Picture
 
@@ -69,7 +69,7 @@ class Coordinator:
         self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())
         self._listing = Listing(plan, ledger)
         self._refetch = False
-        self._one_by_one = Cancelling(ledger)
+        self._asked = Asked(ledger, plan)
         self._cancelling = False
         self._stopping = False
         self._interrupted = False
@@ -107,10 +107,12 @@ class Coordinator:
             now = self._now()
             events += self._outside(now)
             self._turn(events, now)
-            if self._scheduler.is_finished and not self._listing.goes_on:
-                goodbye_s = goodbye_s or now + _GOODBYE_S
-                if not self._scheduler.roster.workers or now > goodbye_s:
-                    return
+            if not self._scheduler.is_finished or self._listing.goes_on:
+                goodbye_s = None  # tasks may be added while workers say goodbye
+                continue
+            goodbye_s = goodbye_s or now + _GOODBYE_S
+            if not self._scheduler.roster.workers or now > goodbye_s:
+                return
 
     def _has_whole_call(self, events: list[Event]) -> bool:
         """Whether a joint call has ended: it fills a commit by itself, and its worker waits."""
@@ -136,12 +138,12 @@ class Coordinator:
             orders += steering.tell(events, decisions, self._scheduler, now)
             self._doubt(steering.problem, decisions)
             self._refetch |= bool(orders or decisions.done or decisions.failed or decisions.stopped)
-            self._refetch |= bool(decisions.cancelled or self._one_by_one.has_news)
+            self._refetch |= bool(decisions.cancelled or self._asked.has_news)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
             or decisions.starts or decisions.stopped or decisions.promoted
-            or decisions.cancelled or self._one_by_one.has_news
+            or decisions.cancelled or self._asked.has_news
         )  # fmt: skip
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
@@ -152,7 +154,7 @@ class Coordinator:
             self._record(decisions, deaths, logged, orders)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
-            self._one_by_one.answer()
+            self._asked.answer()
             self._publish(decisions)
             if broken:  # what came with it has been recorded
                 raise TargetError(broken[0].message)
@@ -251,8 +253,7 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
-        waited = self._one_by_one.record(self._scheduler, decisions)
-        self._picture.cancelled(len(waited))
+        waited = self._asked.record(self._scheduler, decisions, self._picture)
         if self._steering is not None:
             self._steering.cancelled(waited)
             decisions.stopped += self._steering.stop_waiting(orders)
@@ -312,7 +313,7 @@ class Coordinator:
             self._next_view_s = now + _VIEW_EVERY_S
             view = self._picture.view(self._scheduler, now, self._phase())
             self._hooks.show(view)
-            events += self._one_by_one.hear(self._hooks.asked())
+            events += self._asked.hear(self._hooks.asked())
             if now >= self._next_snapshot_s:
                 self._next_snapshot_s = now + _SNAPSHOT_EVERY_S
                 self._ledger.snapshot()

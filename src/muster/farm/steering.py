@@ -3,16 +3,18 @@
 What a driver says is recorded, and becomes events for the scheduler. All of it happens inside the
 coordinator's turns and their transactions. An order that was recorded and not obeyed, because the
 coordinator died, is given again by the driver when it begins anew. The user steers too: tasks that
-are cancelled one by one are told, recorded, and then answered.
+are cancelled one by one are told, and they and further tasks are recorded, and then answered.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from muster.base.errors import MusterError
+from muster.base.shown_text import count
+from muster.farm.canonical import decode, payload_and_key
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Stopped
 from muster.farm.events import Event, Fetched, Logged, Reopen, StopTask
@@ -23,6 +25,9 @@ from muster.farm.task import Task, TaskState
 from muster.farm.view import Picture
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask
+
+if TYPE_CHECKING:
+    from muster.farm.plan import Plan
 
 
 class Proposed(NamedTuple):
@@ -227,18 +232,34 @@ def cancel_in(ledger: Ledger, task_id: int, *, nobody_works: bool = False) -> st
     return "cancelled" if state is None else f"was {state.name.lower()}"
 
 
-class Cancelling:
-    """``hear`` gives the scheduler's events, ``record`` is part of the turn's transaction, and
+def add_in(ledger: Ledger, tasks: Iterable[NewTask], said: Sequence[str]) -> int:
+    """Add tasks to those of the plan, inside a transaction; how many of them are new.
+
+    ``said``: the words that they were asked for with.
+    """
+    before = ledger.last_task()
+    num_new = ledger.add_tasks(tasks)
+    if num_new:
+        ledger.note_added(before + 1, said)
+    return num_new
+
+
+class Asked:
+    """What others ask of a run at work: tasks to be cancelled, and further ones.
+
+    ``hear`` gives the scheduler's events, ``record`` is part of the turn's transaction, and
     ``answer`` follows its commit. What was told to end and has not is in the ledger, so a request
     that was answered outlives its coordinator.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self._ledger = ledger
+        self._plan = plan
         left: list[int] = json.loads(ledger.meta(CANCELLING) or "[]")
         self._noted = left
         self._left = left  # by a coordinator that has died
         self._pending: list[tuple[list[int], _Answer]] = []
+        self._to_add: list[Ask] = []
         self._answers: list[tuple[_Answer, dict[str, Any]]] = []
 
     def hear(self, asks: Iterable[Ask]) -> list[Event]:
@@ -247,6 +268,9 @@ class Cancelling:
             self._left = []
         last = self._ledger.last_task()
         for ask in asks:
+            if "add" in ask.what:
+                self._to_add.append(ask)
+                continue
             named = ask.what.get("cancel")
             ids = named if isinstance(named, list) else []
             ids = [one for one in ids if isinstance(one, int) and 1 <= one <= last]
@@ -256,15 +280,25 @@ class Cancelling:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._pending)
+        return bool(self._pending or self._to_add)
 
-    def record(self, scheduler: Scheduler, decisions: Decisions) -> Sequence[int]:
-        """Record what is cancelled; returns the tasks among them that waited in the ledger."""
+    def record(self, scheduler: Scheduler, decisions: Decisions, picture: Picture) -> Sequence[int]:
+        """Record what is added and what is cancelled; returns the tasks among the latter that
+        waited in the ledger.
+        """
+        for ask in self._to_add:
+            answer = self._add(ask.what["add"])
+            self._answers.append((ask.answer, answer))
+            if num_new := answer.get("added"):
+                picture.added(num_new)
+                scheduler.exhausted = False
+                decisions.notes.append(("added", f"{count(num_new, 'task')} added"))
+        self._to_add = []
         self._ledger.record_cancelled(decisions.cancelled)
         ended = {task.task_id for task, _ in decisions.cancelled}
         told = scheduler.halts.cancelling
         waited: list[int] = []
-        for ids, answer in self._pending:
+        for ids, reply in self._pending:
             words: dict[str, str] = {}
             for task_id in ids:
                 if task_id in ended:
@@ -276,14 +310,41 @@ class Cancelling:
                 else:
                     words[str(task_id)] = word = cancel_in(self._ledger, task_id)
                     waited += [task_id] * (word == "cancelled")
-            self._answers.append((answer, words))
+            self._answers.append((reply, {"tasks": words}))
         self._pending = []
         if told != self._noted:
             self._noted = told
             self._ledger.set_meta(CANCELLING, json.dumps(told))
+        picture.cancelled(len(waited))
         return waited
 
     def answer(self) -> None:
-        for answer, words in self._answers:
-            answer({"tasks": words})
+        if any("added" in what for _, what in self._answers):
+            self._ledger.snapshot()  # of a ledger elsewhere: what is answered is in the run folder
+        for reply, what in self._answers:
+            reply(what)
         self._answers = []
+
+    def _add(self, what: object) -> dict[str, Any]:
+        """Add the tasks of a note that another process has written, and perhaps another muster."""
+        if self._plan.driver is not None:
+            return {"refused": "it is a search, which chooses its tasks itself"}
+        numbers = {spec.name: number for number, spec in self._plan.targets.items()}
+        try:
+            if not isinstance(what, dict) or what["plan"] != self._plan.plan_id:
+                return {"refused": "it has begun with another plan meanwhile"}
+            tasks = [_task_of(numbers, *line) for line in what["tasks"]]
+            said = [str(word) for word in what["said"]]
+        except (LookupError, TypeError, ValueError, AttributeError, MusterError):
+            return {"refused": "it does not understand what was asked, of another version"}
+        return {"added": add_in(self._ledger, tasks, said)}
+
+
+def _task_of(
+    numbers: Mapping[str, int], target: str, payload: str, group: int, priority: int
+) -> NewTask:
+    """Its key is made here, so that equal tasks have equal ones whoever asks."""
+    text, key = payload_and_key(target)(dict(decode(payload.encode())))
+    if not all(type(one) is int and abs(one) < 1 << 63 for one in (group, priority)):
+        raise ValueError
+    return NewTask(key, numbers[target], text, group, priority)

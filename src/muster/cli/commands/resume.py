@@ -91,14 +91,14 @@ def main(argv: list[str]) -> int:
         from muster.cli.commands import start
 
         return start.resume(experiment, words)
-    run, extra = _run_in(argv)
+    run, extra = run_in(argv)
     if run is not None and run.stored.kind in _COMMANDS:
         return _resume_other(run, extra)
     return _go_on(argv, extra, "resume", _RESUME)
 
 
 def retry(argv: list[str]) -> int:
-    run, extra = _run_in(argv)
+    run, extra = run_in(argv)
     if run is not None and run.stored.kind in _COMMANDS:
         raise UsageError(
             f"{run.path} is {run.stored.kind_name}: there are no failed tasks to run again.",
@@ -107,7 +107,7 @@ def retry(argv: list[str]) -> int:
     return _go_on(argv, extra, "retry", _RETRY)
 
 
-def _run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
+def run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
     """The run that is named, and the other words: flags and their values may stand before it."""
     name, words = split_target(argv, lambda word: _named(word) is not None)
     run = _named(name) if name else None
@@ -298,13 +298,18 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
     return 0
 
 
+def said_before(stored: RunRecord) -> Parsed:
+    """What the stored command says; the caller is where it was started."""
+    from muster.cli.main import read_command
+
+    return read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
+
+
 def _both(
     stored: RunRecord, extra: list[str], more: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Parsed, Parsed, _JobFlags]:
     """What the stored command says, what is typed now, and what a job says."""
-    from muster.cli.main import read_command
-
-    before = read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
+    before = said_before(stored)
     again = {"job": Part(of=_JobFlags, only=("of_script",))} | dict(more)
     both = parse_groups({**before.groups, **again}, extra, before.command, "")
     typed = dataclasses.replace(

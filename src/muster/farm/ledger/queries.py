@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from muster.farm.task import Task, TaskState
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
 #: What an attempt has logged at once: task, token, serial, a body of `muster.farm.metrics`.
 MetricRow = tuple[int, int, int, bytes]
+#: The meta value that names the tasks which are no part of the plan.
+ADDED = "added"
 
 #: The fields of `TaskRow`, as a query over tasks, results and their attempts has them.
 _FIELDS = {
@@ -34,6 +37,16 @@ class SearchRow(NamedTuple):
     body: bytes
 
 
+class Addition(NamedTuple):
+    """Tasks that were added to the plan: the numbers of the first and the last, and the words they
+    were asked for with; none where a call did.
+    """
+
+    first: int
+    last: int
+    said: tuple[str, ...]
+
+
 class LedgerQueries:
     _db: sqlite3.Connection
     path: Path
@@ -42,6 +55,11 @@ class LedgerQueries:
         with explained(self.path, "read"):
             row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
+
+    def added(self) -> list[Addition]:
+        """What was added to the plan with `muster add`, in that order."""
+        parts = json.loads(self.meta(ADDED) or "[]")
+        return [Addition(first, last, tuple(said)) for first, last, said in parts]
 
     def key_of(self, task_id: int) -> bytes:
         with explained(self.path, "read"):

@@ -236,10 +236,12 @@ class LedgerReader(LedgerQueries):
         }
 
     def payloads(self) -> Iterator[bytes]:
-        """The parameters of every task, encoded."""
+        """The parameters of every task of the plan, encoded."""
+        added = self.added()
         with explained(self.path, "read"):
-            for row in self._db.execute("SELECT payload FROM tasks"):
-                yield row[0]
+            for number, payload in self._db.execute("SELECT task_id, payload FROM tasks"):
+                if not any(part.first <= number <= part.last for part in added):
+                    yield payload
 
     def metrics(self, *, above: int = 0, task_id: int | None = None) -> Iterator[MetricsRow]:
         """What was logged, in the order of recording: after frame ``above``, by one task or all.

@@ -13,6 +13,7 @@ Not guaranteed
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -29,10 +30,12 @@ from muster.farm.ledger.connect import (
     open_writer,
 )
 from muster.farm.ledger.queries import (
+    ADDED,
     CANCELLED,
     CLAIMED,
     READY,
     STOPPED,
+    Addition,
     LedgerQueries,
     MetricRow,
     SearchRow,
@@ -126,6 +129,11 @@ class Ledger(LedgerQueries):
                 tasks,
             )
             return self._db.total_changes - before
+
+    def note_added(self, first: int, said: Sequence[str]) -> None:
+        """Note that the tasks from number ``first`` on are no part of the plan, see ``added``."""
+        parts = [*self.added(), Addition(first, self.last_task(), tuple(said))]
+        self.set_meta(ADDED, json.dumps(parts))
 
     def drop_tasks_after(self, task_id: int) -> None:
         """Take back tasks that were added and of which nobody has heard."""

@@ -1,0 +1,153 @@
+"""Further tasks for a sweep that has begun: for whoever works on it, or into its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from muster.api.earlier_work import array_of, check_code
+from muster.api.runs import Run, changing
+from muster.api.workload import Workload, plan_id_of
+from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.store import NewTask
+from muster.farm.steering import add_in
+from muster.run.requests import ask
+from muster.run.session import is_held
+
+
+class Beside(NamedTuple):
+    """Of the tasks that are asked for: those that the run does not have, each with the name of its
+    target, and how many it has.
+    """
+
+    new: list[tuple[str, NewTask]]
+    num_known: int
+
+
+class Added(NamedTuple):
+    """``is_at_work``: whether somebody worked on the run and took them up."""
+
+    num_new: int
+    num_known: int
+    is_at_work: bool
+
+
+def check_may_grow(run: Run) -> None:
+    """UsageError for a run whose tasks are not the user's to add to, with what to do instead."""
+    stored, path = run.stored, run.path
+    if stored.is_map:
+        raise UsageError(
+            f"{path} is a map: its tasks are parts of one input.",
+            hint="put the further records through a map of their own, with another --output.",
+        )
+    if stored.kind != "sweep":
+        raise UsageError(
+            f"{path} is {stored.kind_name}: it has ranks, and no tasks.",
+            hint="for several settings, sweep over its command: muster sweep … -- muster …",
+        )
+    if stored.is_search:
+        raise UsageError(
+            f"{path} is a search, which chooses its tasks itself.",
+            hint=f"let it choose more, with a higher N: muster resume {path} --trials N",
+        )
+    words = stored.argv[: stored.argv.index("--")] if "--" in stored.argv else stored.argv
+    flags = {word.partition("=")[0] for word in words}
+    if run.folder.elements_json.exists() or array_of(run.folder) or "--array" in flags:
+        raise UsageError(
+            f"{path} belongs to an array: its tasks are divided among the elements.",
+            hint="give the command again that sent it, with more --seeds.",
+        )
+    if "--part" in flags:
+        raise UsageError(
+            f"{path} does a part of a plan, and others do the rest.",
+            hint="give their commands again with more --seeds; what is done is not done again.",
+        )
+
+
+def beside(run: Run, workloads: Sequence[Workload], priority: int = 0) -> Beside:
+    """The tasks of ``workloads`` that the run does not have yet, in their order."""
+    have: set[bytes] = set()
+    if run.folder.ledger.exists():
+        with LedgerReader(run.folder.ledger) as ledger:
+            have = set(ledger.keys().values())
+    new: dict[bytes, tuple[str, NewTask]] = {}
+    known: set[bytes] = set()
+    for workload in workloads:
+        names = [spec.name for spec in workload.targets]
+        for task in workload.feed({name: at for at, name in enumerate(names)}):
+            if task.key in have:
+                known.add(task.key)
+            else:
+                urgent = task._replace(priority=task.priority + priority)
+                new.setdefault(task.key, (names[task.target_id], urgent))
+    return Beside(list(new.values()), len(known))
+
+
+def add_tasks(
+    run: Run,
+    workloads: Sequence[Workload],
+    *,
+    said: Sequence[str] = (),
+    priority: int = 0,
+    may_change_code: bool = False,
+) -> Added:
+    """Add what the run does not have of the tasks of ``workloads``, all of it or nothing.
+
+    A coordinator that works on the run takes them up; otherwise they wait in the ledger for the
+    next start. ``said``: the words that they were asked for with. Raises what ``check_may_grow``
+    raises, PlanMismatchError for other code or another configuration of a recipe, and SetupError
+    where they cannot be handed over.
+    """
+    check_may_grow(run)
+    for workload in workloads:
+        _check_same_recipe(run, workload)
+        check_code(run.folder, workload.code, may_change=may_change_code)
+    folder = run.folder
+    while True:
+        new, num_known = beside(run, workloads, priority)
+        if not new:
+            return Added(0, num_known, is_held(folder))
+        if is_held(folder):
+            answer = ask(folder, {"add": _note(run, new, said)}, lambda: is_held(folder))
+            if answer is None:
+                continue  # it has ended meanwhile
+            return Added(*_counted(run, answer, len(new), num_known), is_at_work=True)
+        try:
+            with changing(folder) as ledger:
+                numbers = {name: ledger.target_id(name) for name in {name for name, _ in new}}
+                tasks = (task._replace(target_id=numbers[name]) for name, task in new)
+                num_new = add_in(ledger, tasks, said)
+        except SetupError:
+            if not is_held(folder):
+                raise
+            continue  # somebody was faster
+        return Added(num_new, num_known + len(new) - num_new, is_at_work=False)
+
+
+def _check_same_recipe(run: Run, workload: Workload) -> None:
+    """PlanMismatchError where a recipe would plan other tasks than more of the same."""
+    stored = run.stored.fixed
+    lines = workload.difference(stored, workload.fixed) if workload.recipe is not None else []
+    if lines:
+        raise PlanMismatchError(
+            "This run folder was made for another plan:\n  " + "\n  ".join(lines),
+            hint="a recipe says what may grow, such as its seeds; begin another run for the rest.",
+        )
+
+
+def _note(run: Run, new: Sequence[tuple[str, NewTask]], said: Sequence[str]) -> dict[str, Any]:
+    """What the coordinator is asked; `muster.farm.steering` reads it."""
+    lines = [[name, task.payload.decode(), task.group, task.priority] for name, task in new]
+    return {"plan": plan_id_of(run.stored.spec), "tasks": lines, "said": list(said)}
+
+
+def _counted(run: Run, answer: dict[str, Any], num_asked: int, num_known: int) -> tuple[int, int]:
+    if "added" not in answer:
+        why = answer.get("refused", "its muster is older and does not know how")
+        raise SetupError(
+            f"{run.path} is at work and has not added the tasks: {why}.",
+            hint="ask again once it has ended.",
+        )
+    num_new = int(answer["added"])
+    return num_new, num_known + num_asked - num_new

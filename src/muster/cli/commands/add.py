@@ -1,0 +1,221 @@
+"""``muster add``: further tasks for a sweep, while it goes on elsewhere or after it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.api.adding import Added, Beside, add_tasks, beside, check_may_grow
+from muster.api.options import SweepOptions
+from muster.api.plans import go_to, workload_over
+from muster.api.runs import Run, open_run
+from muster.api.workload import Workload
+from muster.base.errors import SetupError, UsageError
+from muster.base.shown_text import count
+from muster.cli import output
+from muster.cli.commands import resume
+from muster.cli.commands.sweep import workload_of
+from muster.cli.flags import ShownFlags, SpaceFlags
+from muster.cli.options import Part
+from muster.cli.parse import Parsed, RunPlace, parse_groups
+from muster.farm.ledger.read import LedgerReader
+from muster.run.session import holder, is_held
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AddFlags:
+    """When they run."""
+
+    priority: int = 0
+    """These begin before all that wait with a lower one, and after those with a higher one; the
+    tasks that the sweep was begun with have 0."""
+
+
+_HELP = """Add tasks to a sweep, while it goes on in another terminal or on another host, or after
+it has ended.
+
+What is given takes the place of what the sweep was begun with, parameter by parameter, and what is
+not given stays: --seeds 10:20 means all of its settings with these seeds, --grid lr=1e-4 this
+learning rate with all of its other values and seeds. Tasks that it has already are not run again.
+
+Whoever works on the run takes the tasks up. Where nobody does, this command goes on with the run as
+`muster resume` does, and takes its flags.
+
+Examples:
+  muster add runs/train-1a2b3c --seeds 10:20
+  muster add runs/train-1a2b3c --grid lr=1e-4,1e-5 --priority 1
+  muster add runs/train-1a2b3c --list more.csv --dry-run
+"""
+_FIRST = (
+    "run", "grid", "zip", "list", "seeds", "priority", "devices", "gpu_ids", "allow_changed_code",
+    "dry_run", "quiet", "json",
+)  # fmt: skip
+_SPACE = Part(of=SpaceFlags, without=("from_wandb",))
+_OPTIONS = Part(of=SweepOptions, without=("run_dir", "name", "restart"))
+#: What is added is told by these groups of flags.
+_WHAT = ("space", "recipe")
+
+
+def main(argv: list[str]) -> int:
+    run, words = resume.run_in(argv)
+    groups: dict[str, Any] = {"adding": _AddFlags, "options": _OPTIONS, "shown": ShownFlags}
+    if run is None:
+        place = {"place": RunPlace, "space": _SPACE, **groups}
+        run = open_run(parse_groups(place, argv, "add", _HELP, common=_FIRST).place.run)
+    before, here = None, Path.cwd()
+    if not {"-h", "--help", "--help-all"} & set(words):
+        check_may_grow(run)
+    run = Run(run.path.absolute())
+    if run.stored.kind == "sweep" and run.stored.argv:
+        go_to(run.stored.cwd)
+        before = resume.said_before(run.stored)
+    recipe = None if before is None else before.groups.get("recipe")
+    groups = {"space": _SPACE, **groups} if recipe is None else {"recipe": recipe, **groups}
+    typed = parse_groups(groups, words, "add", _HELP, common=_FIRST)
+    what = _only(typed, *_WHAT)
+    if not what.said:
+        raise UsageError(
+            "Nothing says which tasks to add.",
+            hint="give --seeds, --grid, --zip or --list; `muster add --help` has examples."
+            if recipe is None
+            else f"give flags of its recipe: `muster add {run.path} --help` shows them.",
+        )
+    _refuse_options_of_a_resume(run, typed)
+    if isinstance(path := what.given("space").get("list"), Path):  # of where it was typed
+        what = what.saying(list=here / path)
+    workloads = _workloads(run, before, what)
+    if typed.shown.dry_run:
+        _show(run, beside(run, workloads), typed.shown)
+        return 0
+    added = add_tasks(
+        run, workloads, said=what.words(), priority=typed.adding.priority,
+        may_change_code=typed.options.allow_changed_code,
+    )  # fmt: skip
+    if added.num_new and not added.is_at_work:
+        return _go_on(run, added, _only(typed, "options", "shown"))
+    _tell(run, added, typed.shown)
+    return 0
+
+
+def _only(parsed: Parsed, *groups: str) -> Parsed:
+    said = tuple(one for one in parsed.said if one.option.group in groups)
+    return dataclasses.replace(parsed, said=said, made={})
+
+
+def _refuse_options_of_a_resume(run: Run, typed: Parsed) -> None:
+    others = [name for name in typed.given("options") if name != "allow_changed_code"]
+    if others and is_held(run.folder):
+        flag = next(o.name for o in typed.flags if o.group == "options" and o.path[-1] == others[0])
+        raise UsageError(
+            f"--{flag} has no effect: process {holder(run.folder)} works on {run.path}, with the "
+            "options that it was started with.",
+            hint=f"leave it out. Devices are changed with: muster devices {run.path}",
+        )
+
+
+def _workloads(run: Run, before: Parsed | None, what: Parsed) -> list[Workload]:
+    """What is asked for, with all that the plan and earlier additions have of other parameters.
+
+    An addition may be one to an addition: after a further learning rate, further seeds are meant
+    for that one too. So each set of earlier additions makes a command, most of them the same.
+    """
+    if before is None:
+        return [workload_over(run, what.space.space())]
+    commands = [before]
+    for words in _earlier(run):
+        addition = parse_groups(what.groups, words, what.command, "")
+        commands += [_with(command, addition) for command in commands]
+        commands = list({tuple(command.argv()): command for command in commands}.values())
+    grown = {tuple(one.argv()): one for one in (_with(command, what) for command in commands)}
+    return [workload_of(command) for command in grown.values()]
+
+
+def _earlier(run: Run) -> list[tuple[str, ...]]:
+    if not run.folder.ledger.exists():
+        return []
+    with LedgerReader(run.folder.ledger) as ledger:
+        return [part.said for part in ledger.added() if part.said]
+
+
+def _with(command: Parsed, what: Parsed) -> Parsed:
+    """The command with what is said in place of what it says of the same parameters."""
+    said = {(one.option.group, one.option.path): one for one in command.said}
+    for one in (one for one in what.said if one.option.group in _WHAT):
+        place = (one.option.group, one.option.path)
+        if place in said and place in ((_WHAT[0], ("grid",)), (_WHAT[0], ("zip",))):
+            names = {_name(text) for text in one.words}
+            kept = tuple(text for text in said[place].words if _name(text) not in names)
+            one = one._replace(words=kept + one.words, value=kept + one.words)
+        said[place] = one
+    return dataclasses.replace(command, said=tuple(said.values()), made={})
+
+
+def _name(axis: str) -> str:
+    return axis.partition("=")[0].strip()
+
+
+def _go_on(run: Run, added: Added, typed: Parsed) -> int:
+    """Do what is there to do, as `muster resume` does."""
+    shown: ShownFlags = typed.shown
+    if not (shown.quiet or shown.json):
+        output.say(f"{run.folder.name}: {_numbers(added)}")
+    words = typed.words(without=("json",))
+    if shown.json and not shown.quiet:
+        words.append("--quiet")
+    try:
+        code = resume.main([str(run.path), *words])
+    except SetupError:
+        if not is_held(run.folder):
+            raise
+        _tell(run, added._replace(is_at_work=True), shown)  # another command was faster
+        return 0
+    if shown.json:
+        status = run.status()
+        output.say_json({**_record(run, added), "counts": dict(status.counts), "exit_code": code})
+    return code
+
+
+def _tell(run: Run, added: Added, shown: ShownFlags) -> None:
+    if shown.json:
+        output.say_json(_record(run, added))
+    elif not shown.quiet:
+        by = f"; process {holder(run.folder)} takes them up" if added.is_at_work else ""
+        output.say(f"{run.folder.name}: {_numbers(added)}{by if added.num_new else ''}")
+        if not (added.num_new or added.is_at_work) and run.status().counts["waiting"]:
+            output.say(f"  what is left of them: muster resume {run.path}")
+
+
+def _numbers(added: Added | Beside) -> str:
+    num_new = added.num_new if isinstance(added, Added) else len(added.new)
+    if not num_new:
+        return f"nothing to add, it has all {count(added.num_known, 'task')} already"
+    known = f"; {added.num_known:,} it has already" if added.num_known else ""
+    return f"{count(num_new, 'task')} added{known}"
+
+
+def _record(run: Run, added: Added) -> dict[str, Any]:
+    return {
+        "run": run.folder.name,
+        "path": str(run.path),
+        "added": added.num_new,
+        "known": added.num_known,
+        "is_at_work": added.is_at_work,
+    }
+
+
+def _show(run: Run, found: Beside, shown: ShownFlags) -> None:
+    first = [task.payload.decode() for _, task in found.new[:3]]
+    is_at_work = is_held(run.folder)
+    if shown.json:
+        added = Added(len(found.new), found.num_known, is_at_work)
+        output.say_json({**_record(run, added), "first": first})
+        return
+    output.say(f"folder   {run.path}")
+    if found.new:
+        output.say(f"new      {count(len(found.new), 'task')}, the first: {'; '.join(first)}")
+    output.say(f"there    {found.num_known:,} of those that are asked for")
+    who = f"process {holder(run.folder)}, which works on it" if is_at_work else "this command"
+    output.say(f"done by  {who}")
+    output.say("Nothing was added (--dry-run).")
