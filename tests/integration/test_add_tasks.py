@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from muster import MusterError, Run, UsageError
@@ -32,6 +33,7 @@ def held(x: int, seed: int = 0, note: str = ""):
         raise ValueError("no 13")
     return {"y": x}
 """
+SCHEMA = json.loads(Path(__file__).parents[2].joinpath("docs/reference/json/add.json").read_bytes())
 FLAGS = ("--quiet", "--devices", "cpu:1", "--monitor-interval", "0", "--run-dir", "r")
 
 
@@ -117,6 +119,8 @@ def test_what_is_added(what: str, place: Path, muster_main: Main) -> None:
         done = muster_main("add", "r", *words, "--json")
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout)
+        jsonschema.validate(planned, SCHEMA)
+        jsonschema.validate(said, SCHEMA)
         assert said["added"] == planned["added"] == len(rows(place)) - before
         again = muster_main("add", "r", *words)
         assert again.returncode == 0
@@ -241,14 +245,14 @@ def test_tasks_for_a_run_at_work(place: Path, muster_main: Main) -> None:
 @pytest.mark.parametrize("how", ["interrupted", "killed", "paused"])
 def test_tasks_for_a_run_that_was_stopped(how: str, place: Path, muster_main: Main) -> None:
     """It goes on with all that was left, too."""
-    xs = "13,13" if how == "paused" else "1,2,3"
-    words = ("--seeds", "9") if how == "paused" else ()
-    grid = "x=13" if how == "paused" else f"x={xs}"
-    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", grid, *words)
+    words = ("x=13", "--seeds", "9") if how == "paused" else ("x=1,2,3",)
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", *words)
     if how != "paused":
         until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGINT)
-        (place / "go").touch()
+        if how == "interrupted":
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)  # without the task in hand
     code = process.wait(120)
     assert code == {"killed": -9, "interrupted": 130, "paused": 1}[how]
     (place / "go").touch()

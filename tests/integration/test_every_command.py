@@ -57,7 +57,7 @@ LOOKERS: dict[str, tuple[str, ...]] = {
     "collect": (),
 }
 #: Commands that change a run, where there is something to change.
-CHANGERS = {"cancel", "retry", "resume"}
+CHANGERS = {"cancel", "retry", "resume", "add"}
 
 KINDS = ("sweep", "element", "map", "train", "fit", "agent", "run")
 FARMS = ("sweep", "element", "map")

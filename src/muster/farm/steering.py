@@ -335,7 +335,7 @@ class Asked:
                 return {"refused": "it has begun with another plan meanwhile"}
             tasks = [_task_of(numbers, *line) for line in what["tasks"]]
             said = [str(word) for word in what["said"]]
-        except (LookupError, TypeError, ValueError, AttributeError, MusterError):
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError, MusterError):
             return {"refused": "it does not understand what was asked, of another version"}
         return {"added": add_in(self._ledger, tasks, said)}
 
