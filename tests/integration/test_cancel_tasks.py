@@ -3,7 +3,6 @@ not, or is killed; and what a resume and a retry do with them."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
@@ -15,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.json_schemas import check_printed
 
 from muster.api.runs import Run
 from muster.farm.task import TaskState
@@ -157,7 +157,8 @@ def test_tasks_of_a_run_that_is_stopped(place: Place, muster_main: Main) -> None
     until(lambda: len(place.began) == 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    said = json.loads(muster_main("cancel", "r", "--task", "1", "2", "4", "--json").stdout)
+    done = muster_main("cancel", "r", "--task", "1", "2", "4", "--json")
+    said = check_printed("cancel", done.stdout)
     assert said["tasks"] == {"1": "was done", "2": "cancelled", "4": "cancelled"}
     assert Run(place.path / "r").counts()[TaskState.CANCELLED] == 2
     (place.path / "go").touch()

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.test_gpus_from_facts import facts
+from tests.json_schemas import check_printed
 from tests.programs import read_program
 
 from muster.cli import detached
@@ -71,7 +72,7 @@ class Place:
         first, *rest = line.split()
         done = self.muster_in_a_process(first, "--detach", "--json", *rest, **more)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        told = check_printed("detach", done.stdout)
         assert told["detached"] is True and Path(told["path"]).name == "run"
         self.pids.append(told["pid"])
         return int(told["pid"])

@@ -15,19 +15,22 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import jsonschema
 import pytest
+from tests.json_schemas import check_printed, schemas
 from tests.programs import slow_task
 
 import muster
 from muster.api.gangs import GangWork, Script
 from muster.api.options import GangOptions
+from muster.cli import help_page
 from muster.cli.main import COMMANDS, main
+from muster.cli.options import Option
 from muster.run.folder import RunFolder
 from muster.run.requests import Mailbox
 from muster.run.session import hold, open_run
@@ -561,52 +564,90 @@ def test_cancel_ends_a_program_on_many_ranks(muster_main: Main, tmp_path: Path) 
 
 # ---------------------------------------------------------------------- JSON
 
-SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "json"
-#: Commands whose JSON is read here, and of which kinds of run they have any.
-WITH_JSON: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("status", "why", "errors", "metrics", "devices", "cancel"), KINDS),
-    "report": ("sweep",), "plan": FARMS,
-}  # fmt: skip
+_ONE = "f.py:f --grid x=1 --on inline"
+_SEARCH = "f.py:f --space x=int(1,4) --maximize y --trials 2"
+_MAP = "map s.py:stage --input in.jsonl --output"
+_PLAN = "plan params=7e9 --devices H100"
+#: Command lines that print JSON: real ones, as cheap as they can be. The schema has the name of
+#: the command.
+PRINTED = [
+    f"sweep {_ONE} --run-dir runs/one", f"sweep {_SEARCH} --on inline --run-dir runs/search",
+    f"sweep {_ONE} --dry-run", f"sweep {_SEARCH} --dry-run",
+    "sweep f.py:f --grid x=1,2 --on slurm --array 2 --time 1:00:00 --dry-run",
+    f"{_MAP} j.jsonl --on inline --run-dir runs/j", f"{_MAP} p.jsonl --dry-run",
+    "map reasoning --list-datasets",
+    "run --devices cpu:1 --run-dir runs/bad p.py", "run --devices cpu:1 --dry-run p.py",
+    "run --on slurm --devices cpu:1 --dry-run p.py",
+    "train t.py:Slow --devices cpu:1 --max-steps 1 --run-dir runs/t",
+    "train t.py:Slow --devices cpu:1 --dry-run",
+    "train t.py:Slow --on slurm --devices cpu:1 --dry-run",
+    "verify t.py:Slow --devices cpu:1",
+    "start phases.toml", "start phases.toml --dry-run", "start one.toml",
+    "resume phases", "resume runs/sweep", "resume runs/map", "resume runs/sweep --dry-run",
+    "retry runs/sweep", "retry runs/sweep --dry-run", "retry runs/search",
+    "plan runs/sweep", f"{_PLAN} --memory", "plan --write-prices",
+    f"{_PLAN} --flops-per-sample 8.6e13 --global-batch 512 --samples 1e6",
+    "collect runs/array", "list", "list --root nowhere",
+    *(f"status runs/{name}" for name in (*KINDS, "search", "array", "phases")),
+    "wait runs/sweep runs/map", "wait runs/phases", "best runs/search -n 2",
+    *(f"{command} runs/{name}" for command in ("why", "errors") for name in (*KINDS, "phases")),
+    *(f"metrics runs/{name}" for name in KINDS), "metrics runs/fit --to m.csv",
+    "report runs/sweep --out page",
+    *(f"cancel runs/{name}" for name in KINDS), "cancel runs/sweep --task 1 2",
+    "monitor --duration 0.1 --interval 0.1", "monitor --output g.csv --interval 0.1 -- true",
+    "monitor g.csv",
+    "doctor --quick", "devices", *(f"devices runs/{name}" for name in KINDS),
+    "devices runs/sweep --only cpu:1", "queue",
+]  # fmt: skip
 
 
-def _schema(name: str) -> Any:
-    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_bytes()))
+@pytest.fixture(scope="module")
+def printing(finished: Path) -> Path:
+    """The same folder with what only these rows need."""
+    (finished / "p.py").write_text("import sys\nsys.exit(3)\n")
+    one = 'command = "sweep"\ntarget = "f.py:f"\ngrid.x = [1]\n'
+    (finished / "one.toml").write_text(f'on = "inline"\nname = "single"\n{one}')
+    (finished / "phases.toml").write_text(
+        f'on = "inline"\n[phase.a]\n{one}[phase.b]\ncommand = "map"\ntarget = "s.py:stage"\n'
+        'after = ["a"]\ninput = "in.jsonl"\noutput = "e.jsonl"\n'
+    )
+    array = finished / "runs" / "array"
+    shutil.copytree(finished / "runs" / "sweep", array)
+    stopped(array)
+    shutil.copytree(finished / "runs" / "element", array / "elements" / "0")
+    record = {"elements": 2, "share": '--part "$SLURM_ARRAY_TASK_ID/2"', "job_id": None}
+    (array / "elements" / "array.json").write_text(json.dumps(record))
+    return finished
 
 
-@pytest.mark.parametrize("command", WITH_JSON)
-def test_json_is_as_its_schema_says(
-    finished: Path, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """docs/reference/json holds what scripts may rely on: a key that goes away breaks them."""
-    schema = _schema(command)
-    monkeypatch.chdir(finished)
-    for kind in WITH_JSON[command]:
-        more = ("--out", str(tmp_path / "page")) if command == "report" else ()
-        capsys.readouterr()
-        assert main([command, f"runs/{kind}", *more, "--json"]) == 0
-        schema.validate(json.loads(capsys.readouterr().out))
+def _schema_of(words: list[str]) -> str:
+    return f"{words[0]}.dry-run" if "--dry-run" in words else words[0]
 
 
-def test_json_of_what_begins_is_as_its_schema_says(
-    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(finished)
-    (finished / "e.toml").write_text('command = "sweep"\ntarget = "f.py:f"\ngrid.x = [1]\n')
-    sweep = ["sweep", "f.py:f", "--grid", "x=1", "--dry-run"]
-    mapped = ["map", "s.py:stage", "--input", "in.jsonl", "--output", "p.jsonl", "--dry-run"]
-    for name, words in (
-        ("sweep.dry-run", sweep), ("map.dry-run", mapped), ("list", ["list"]),
-        ("start.dry-run", ["start", "e.toml", "--dry-run"]), ("devices", ["devices"]),
-    ):  # fmt: skip
-        schema = jsonschema.Draft202012Validator(
-            json.loads((SCHEMAS / f"{name}.json").read_bytes())
-        )
-        capsys.readouterr()
-        assert main([*words, "--json"]) == 0
-        schema.validate(json.loads(capsys.readouterr().out))
+@pytest.mark.parametrize("line", PRINTED)
+def test_json_is_as_its_schema_says(printing: Path, line: str, muster_main: Main) -> None:
+    """docs/reference/json holds what scripts may rely on: a key that goes away breaks them, and
+    one that comes is described. Beside the document nothing is printed."""
+    words = [word.replace("H100", "H100 SXM x8") for word in line.split()]
+    at = next((n for n, word in enumerate(words) if word in ("--", "p.py")), len(words))
+    done = muster_main(*words[:at], "--json", *words[at:], folder=printing)
+    assert done.returncode in (0, 1), done.stderr
+    check_printed(_schema_of(words), done.stdout)
 
 
-def test_every_schema_is_one() -> None:
-    for path in SCHEMAS.glob("*.json"):
-        jsonschema.Draft202012Validator.check_schema(json.loads(path.read_bytes()))
+def test_every_json_has_a_schema_and_is_held_to_it() -> None:
+    """By what the commands themselves say that they take."""
+    wanted = set()
+    for command in COMMANDS:
+        options: list[Option] = []
+        token = help_page.HEARS.set(options.extend)
+        with suppress(SystemExit):
+            main([command, "--help-all"])
+        help_page.HEARS.reset(token)
+        names = {option.name for option in options}
+        if "json" in names:
+            wanted |= {command, *([f"{command}.dry-run"] if "dry-run" in names else [])}
+    assert wanted == {_schema_of(line.split()) for line in PRINTED}
+    assert schemas().keys() == wanted | {"detach"}  # which test_detach.py holds
+    for schema in schemas().values():
+        jsonschema.Draft202012Validator.check_schema(schema)

@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from tests.conftest import MusterCli
+from tests.json_schemas import check_printed
 from tests.slurm_cluster import SlurmCluster
 
 from muster.api.experiment import run_in
@@ -62,7 +62,6 @@ seeds = 5
 """
 
 
-ROOT = Path(__file__).parents[2]
 slow = pytest.mark.slow
 
 
@@ -91,10 +90,8 @@ def test_the_best_goes_into_the_next_phase_and_nothing_is_done_twice(
     assert before["phases"][2]["after"] == ["five"]
     done = muster_cli("start", "e.toml", "--json")
     assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    shown = check_printed("start", done.stdout)
     assert shown["state"] == "done" and len(shown["phases"]) == 3
-    schema = json.loads((ROOT / "docs/reference/json/start.json").read_bytes())
-    jsonschema.Draft202012Validator(schema).validate(shown)
     assert calls(place) == Counter(
         [f"{x} {seed}" for x in (1.0, 2.0, 3.0) for seed in (0, 1)]
         + [f"2.0 {seed}" for seed in range(5)]

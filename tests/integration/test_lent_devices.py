@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.old_runs.old_runs import unpack
+from tests.json_schemas import check_printed
 from tests.unit.api.test_lending import facts
 
 from muster.api.runs import Run
@@ -130,7 +131,7 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
     assert "takes cpu:2, cpu:3" in muster_main("devices", "r", "--add", "2").stdout
     until(lambda: place.states().get("cpu:3") == "running", place)
     said = muster_main("devices", "r", "--only", "1,3", "--json")
-    assert json.loads(said.stdout)["gives_back"] == ["cpu:0", "cpu:2"]
+    assert check_printed("devices", said.stdout)["gives_back"] == ["cpu:0", "cpu:2"]
     refused = muster_main("devices", "r", "--only", "1,77")
     assert (refused.returncode, "no CPU worker 77" in refused.stderr) == (2, True)
     process.send_signal(signal.SIGKILL)

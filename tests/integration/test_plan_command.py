@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import pytest
 from tests.conftest import MusterCli
+from tests.json_schemas import check_printed
 
 from muster.cli.main import main
 
@@ -82,7 +83,7 @@ def test_a_task_is_measured_planned_trained_and_compared(
         "--global-batch", "64", "--for-run", "runs/first", "--json", "--", *SMALL,
     )  # fmt: skip
     assert planned.returncode == 0, planned.stderr
-    plan = json.loads(planned.stdout)
+    plan = check_printed("plan", planned.stdout)
     assert plan["inputs"]["time per sample"]["origin"] == "measured"
     assert plan["inputs"]["longer with all at work"]["origin"] == "measured"
     assert plan["inputs"]["gloo-loopback: latency"]["origin"] == "assumed"
@@ -104,7 +105,7 @@ def test_a_task_is_measured_planned_trained_and_compared(
     assert trained.returncode == 0, trained.stderr
     compared = plan_here("runs/first", "--json")
     assert compared.returncode == 0, compared.stderr
-    found = json.loads(compared.stdout)
+    found = check_printed("plan", compared.stdout)
     assert found["num_devices"] == 2
     assert found["notes"] == ["planned for 420 steps, run for 12"]
     lines = {line["name"]: line for line in found["lines"]}
@@ -124,7 +125,7 @@ def test_a_large_model_on_cards_that_are_not_here(plan_here: PlanHere, tmp_path:
                       "--network", "net400", "--strategy", "fsdp", "--batch-size", "1",
                       "--json")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    plan = check_printed("plan", done.stdout)
     assert [row["num_devices"] for row in plan["predictions"]] == [3, 4, 5, 6, 7, 8, 16]
     assert plan["too_small"] == [1, 2]  # 6.7e9 x 16 bytes are 107 GB, and activations
     first = plan["predictions"][0]
@@ -149,7 +150,7 @@ def test_memory_says_what_would_make_it_fit(plan_here: PlanHere) -> None:
     sharded = ("--strategy", "fsdp", "--activation-mib", "500", "--json")
     done = plan_here("params=7e9", "--memory", "--devices", "H100 SXM x4", *sharded)
     assert done.returncode == 0
-    (plan,) = json.loads(done.stdout)
+    (plan,) = check_printed("plan", done.stdout)
     assert plan["fits"] is True and plan["parts"]["weights"]["value"] == 7e9  # 4 bytes / 4 devices
     assert plan["parts"]["gathered unit"]["origin"] == "assumed"
     assert numbers_without_origin(plan) == []
@@ -159,7 +160,7 @@ def test_unlike_cards_in_one_gang(plan_here: PlanHere) -> None:
     words = ("params=1e8", "--flops-per-sample", "1e12", "--global-batch", "64")
     done = plan_here(*words, "--devices", "RTX 4090 x1, RTX 3090", "--json")
     assert done.returncode == 0, done.stderr
-    mixed = json.loads(done.stdout)["mixed"]
+    mixed = check_printed("plan", done.stdout)["mixed"]
     # 165.2 against 71 TFLOP/s: 64 x 165.2 / 236.2 = 44.8 samples for the faster one.
     assert mixed["balanced"]["shares"] == [45, 19]
     assert mixed["lost"] == pytest.approx(1 - (45 / 165.2) / (32 / 71), rel=1e-6)
@@ -177,7 +178,7 @@ def test_the_makespan_of_a_sweep(
     assert done.returncode == 0, done.stderr
     done = plan_here("sw", "--workers", "1,2,100", "--json")
     assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    plan = check_printed("plan", done.stdout)
     assert (plan["num_measured"], plan["num_assumed"], plan["origin"]) == (4, 0, "measured")
     one, two, many = (row["in_order"]["value"] for row in plan["predictions"])
     assert one == pytest.approx(4 * plan["mean"]["value"])
@@ -211,7 +212,7 @@ def test_cards_of_this_machine_are_meant_by_a_number(
     monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     done = plan_here("params=1e9", "--memory", "--json")
-    (plan,) = json.loads(done.stdout)
+    (plan,) = check_printed("plan", done.stdout)
     assert (plan["device"], plan["num_devices"]) == ("L40S", 2)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.json_schemas import check_printed
 from tests.processes import is_gone
 from tests.unit.api.test_lending import facts
 
@@ -70,7 +71,7 @@ class Place:
             [sys.executable, "-m", "muster", "queue", "--json"], cwd=self.path,
             capture_output=True, check=True,
         )  # fmt: skip
-        shown: dict[str, Any] = json.loads(found.stdout)
+        shown: dict[str, Any] = check_printed("queue", found.stdout)
         return shown
 
     @property

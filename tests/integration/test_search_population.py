@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from tests.json_schemas import check_printed
+
 import muster
 
 Main = Callable[..., CompletedProcess[str]]
@@ -75,7 +77,7 @@ def test_it_beats_every_constant_setting_and_says_by_which_schedule(
     )
     assert done.returncode == 0, done
     run = muster.Run(tmp_path / "runs" / "it")
-    [best] = json.loads(muster_main("best", "runs/it", "--json").stdout)
+    [best] = check_printed("best", muster_main("best", "runs/it", "--json").stdout)
     assert best["values"]["quality"] > 1 > 0.4, "what a grid of both comes to"
     assert best["command"] is None
     state = {"a": 0.9, "b": 0.9}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
+from tests.json_schemas import check_printed
 from tests.slurm_cluster import SlurmCluster
 
 from muster.api.runs import Run
@@ -58,6 +59,7 @@ def test_an_element_per_seed_gives_what_one_sweep_gives(
     assert not (tmp_path / "there").exists()
     sent = muster_cli(*array, "--json")
     assert sent.returncode == 0, sent.stderr
+    check_printed("sweep", sent.stdout)
     await_end(slurm)
     collected = muster_cli("collect", "there", "--json")
     assert collected.returncode == 0, collected.stdout + collected.stderr
@@ -222,7 +224,7 @@ def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
     assert told[1].endswith("(all of it: run/pilots/jobs/8_2.out)")
     assert told[2].startswith("element 3 ended with: hello; module: command not found")
     assert len(told) == 4, "nothing of element 1, whose last job was well"
-    as_json = json.loads(muster_cli("collect", "run", "--json").stdout)
+    as_json = check_printed("collect", muster_cli("collect", "run", "--json").stdout)
     assert list(as_json["ended_elements"]) == ["2", "3"]
 
 

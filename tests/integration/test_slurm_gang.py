@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import MusterCli
+from tests.json_schemas import check_printed
 from tests.programs import slow_task
 from tests.slurm_cluster import SlurmCluster
 from tests.unit.train.rank_jobs import last_weights
@@ -90,8 +91,9 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     slurm.await_state(job, "CANCELLED")
     await_nothing(slurm, job)
     assert slurm.squeue() == []  # it did not go back into the queue
-    again = muster_cli(*words, "--no-wait", timeout_s=300)
-    assert again.returncode == 0 and again.stdout.strip() != job, again.stderr
+    again = muster_cli(*words, "--no-wait", "--json", timeout_s=300)
+    assert again.returncode == 0, again.stderr
+    assert check_printed("train", again.stdout)["job_id"] != job
 
 
 def test_muster_cancel_keeps_what_is_saved_and_nothing_starts_again(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
+from tests.json_schemas import check_printed
 
 FEW = ("--max-steps", "3", "--no-tensorboard")
 
@@ -80,7 +81,7 @@ def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: P
     assert not (tmp_path / "inside").exists()
     done = in_torchrun(tmp_path, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["results"]["steps"] == 3
+    assert check_printed("train", done.stdout)["results"]["steps"] == 3
 
 
 @pytest.mark.quick

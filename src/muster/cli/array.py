@@ -91,8 +91,12 @@ def element_of(array: Array, folder: RunFolder, number: int) -> tuple[Workload, 
 def send_array(array: SlurmArray, run: Any) -> int:
     """Show the script, or send it and say how to go on."""
     if run.dry_run:
-        output.say(array.script().rstrip())
-        output.say("Nothing was sent (--dry-run).")
+        text = array.script()
+        if run.json:
+            output.say_json({"run_dir": str(array.plan.folder.path), "script": text})
+        else:
+            output.say(text.rstrip())
+            output.say("Nothing was sent (--dry-run).")
         return EXIT_OK
     run.refuse_detach("an array is sent, and the command returns at once", "leave it out.")
     plan, workload = array.plan, array.workload

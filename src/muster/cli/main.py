@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MusterError, UnknownNameError
@@ -163,7 +165,7 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     only_looks = not words or words[0] not in COMMANDS or _only_looks(words)
-    with steady(is_vital=only_looks):
+    with steady(is_vital=only_looks), output.only_json() if _wants_json(words) else nullcontext():
         try:
             if not words or words[0] not in _LISTENS:
                 return _obey(words)
@@ -184,6 +186,15 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
             return EXIT_INTERRUPTED
         except ReaderGone:
             return EXIT_OK
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Of `run` what ranks print is shown, and its program may have such a flag as well."""
+    if words[:1] == ["run"] or "--json" not in words:
+        return False
+    from muster.base.flags import kind_of_word
+
+    return "--json" in takewhile(lambda word: kind_of_word(word) != "end", words)
 
 
 def _only_looks(words: list[str]) -> bool:

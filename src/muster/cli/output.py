@@ -7,7 +7,8 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
 
@@ -54,10 +55,26 @@ def show_events(*, are_shown: bool) -> None:
         EVENTS.addHandler(_EventLines())
 
 
+#: Where a document goes while standard output is kept for it.
+_documents: list[TextIO] = []
+
+
+@contextmanager
+def only_json() -> Iterator[None]:
+    """A context: standard output is for a document alone. Whatever else prints, such as a file of
+    the user's that is imported or a task in this process, does so on standard error."""
+    _documents.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _documents.pop()
+
+
 def say_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity as strings, so that it is JSON."""
     text = json.dumps(_json_safe(value), indent=2, ensure_ascii=False)
-    _print(json_text(text), sys.stdout)
+    _print(json_text(text), _documents[-1] if _documents else sys.stdout)
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     task_flags = list(parsed.program)
     request = flags.request
     if flags.shown.write_prices:
-        return _write_prices(flags.shown.prices or Path(FILE_NAME))
+        return _write_prices(flags.shown)
     if not flags.what:
         raise UsageError(
             "There is nothing to plan: WHAT is missing.",
@@ -166,9 +166,13 @@ def _open(what: str) -> Run:
         raise UnknownNameError("task or run", what, TASKS) from None
 
 
-def _write_prices(path: Path) -> int:
+def _write_prices(shown: _Shown) -> int:
+    path = shown.prices or Path(FILE_NAME)
     write_prices(path)
-    output.say(f"{path} is written; edit its prices, dates and sources.")
+    if shown.json:
+        output.say_json({"made": [str(path)]})
+    else:
+        output.say(f"{path} is written; edit its prices, dates and sources.")
     return EXIT_OK
 
 

@@ -213,7 +213,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         reopens = (TaskState.FAILED, *[TaskState.CANCELLED] * parsed.again.cancelled)
         counts = run.counts()
         if not any(counts[state] for state in reopens):
-            return _nothing_to_retry(run, counts)
+            return _nothing_to_retry(run, counts, is_json=parsed.shown.json)
     elif element is not None:
         return _run_element(*element, parsed)
     stored, path = run.stored, run.folder.whole.absolute()
@@ -289,7 +289,10 @@ def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
     return sweep.run_and_sum_up(workload, _options(parsed, options), (), parsed.shown)
 
 
-def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
+def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int], *, is_json: bool) -> int:
+    if is_json:
+        output.say_json({**sweep.outcome(run, 0.0, []), "exit_code": 0})
+        return 0
     output.say(f"{run.folder.name}: no task has failed, so there is nothing to run again")
     if counts[TaskState.CANCELLED]:
         output.say(f"  the cancelled ones: muster retry {run.path} --cancelled")

@@ -255,7 +255,7 @@ def run_and_sum_up(
 
         made = [str(path) for path in make_report(run, workload.recipe, workload.config)]
     if shown.json:
-        output.say_json(_outcome(run, seconds, made))
+        output.say_json(outcome(run, seconds, made))
     elif not shown.quiet:
         _sum_up(run, seconds, made)
         if run.counts()[TaskState.DONE] and not (run.has_results() or run.has_metrics()):
@@ -355,7 +355,8 @@ def _script(prepared: Prepared) -> str | None:
     return sweep_script(prepared)
 
 
-def _outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:
+def outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:
+    """What ``--json`` prints of a sweep."""
     status = run.status()
     return {
         "run": status.name,
