@@ -213,8 +213,8 @@ class Trip:
     A method is followed where its object was made in the same function. Each function is entered
     once.
 
-    modules: those that are entered. upward: how often the trip goes from one module to the next that
-    lies in a higher layer, by a call or back from one, as the layers of pyproject.toml say.
+    modules: those that are entered. upward: how often the trip goes from one module to the next
+    that lies in a higher layer, by a call or back from one, as the layers of pyproject.toml say.
     """
 
     def __init__(self, house: House, start: str) -> None:
