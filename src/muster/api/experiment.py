@@ -153,7 +153,7 @@ class ExperimentFolder:
                 return replace(about, state="damaged", why=str(error).splitlines()[0])
             if state == "done" and last.get("kind") == PRODUCT:
                 state = "failed"
-            elif state in ("done", "running", "queued"):
+            elif state in ("done", "running", "starting again", "queued"):
                 why = ""  # why an earlier start was refused
             return replace(
                 about, state=state, why=why,

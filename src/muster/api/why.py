@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _NUM_LINES, _MOST_NOTES = 12, 3
 _HINT = "\nHint: "
-_LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
-           "refused": "bad"}  # fmt: skip
+_LEVELS = {"done": "good", "running": "working", "queued": "working",
+           "starting again": "working", "failed": "bad", "refused": "bad"}  # fmt: skip
 #: What happens in a run without anything being wrong.
 _QUIET = ("start", "end", "enqueued")
 #: What helps against an end that is no mistake in the code.
@@ -235,7 +235,7 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     """What ended the last start, where the work was not done by then; of one that goes on, what
     has happened to it.
     """
-    if status.state in ("done", "not begun", "queued"):
+    if status.state in ("done", "not begun", "queued", "starting again"):
         return
     since = _last_start(run.folder)
     if status.is_running:
@@ -294,7 +294,7 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
     if any(one.unit == "records" for one in found):
         yield f"the records that were rejected: {run.folder.errors_jsonl}"
     match status.state:
-        case "running" | "queued":
+        case "running" | "starting again" | "queued":
             yield f"muster status {path}"
         case "done":
             yield f"muster report {path}"

@@ -101,7 +101,7 @@ def cancel(folder: ExperimentFolder) -> Run:
     """The phase that is at work."""
     for phase in folder.status():
         run = run_in(folder.phase(phase.name))
-        if run is not None and phase.state in ("running", "queued"):
+        if run is not None and phase.state in ("running", "starting again", "queued"):
             return run
     if folder.is_held():
         pid, _, where = (holder(RunFolder(folder.path)) or "?").partition(" ")

@@ -26,10 +26,11 @@ from muster.run.record import RunRecord
 
 #: "saved": it stopped and has saved what it goes on from; "refused": it was not allowed to begin;
 #: "not written": a map's records are done and its output is not; "queued": SLURM lets it wait;
+#: "starting again": ranks have ended only to begin anew, perhaps on other devices;
 #: "not collected": no element of an array is at work, and the run's own tasks are still open.
 Word = Literal[
-    "not begun", "refused", "queued", "running", "stopped", "saved", "not collected",
-    "not written", "cancelled", "failed", "done",
+    "not begun", "refused", "queued", "running", "starting again", "stopped", "saved",
+    "not collected", "not written", "cancelled", "failed", "done",
 ]  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def state_of(folder: RunFolder, record: RunRecord, tasks: Tasks, *, is_running: 
     word: Word = "running" if is_running else _word_of_ranks(folder)
     if record.kind == "run":
         return State(word, None, None, "")
-    trained = _training(folder, is_running=is_running)
+    trained = _training(folder, is_running=word in ("running", "starting again"))
     if trained is None:
         return State(word, 0, None, "steps")
     done, total = _steps_of(trained, record)
@@ -112,6 +113,8 @@ def _word_of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks) -> Word:
 
 
 def _word_of_ranks(folder: RunFolder) -> Word:
+    if is_between_starts(folder):
+        return "starting again"
     code = last_ending(folder)
     if code is None and _last(folder, "start") is None:
         # An older muster trained here, in its caller's process, and kept no journal of it.

@@ -6,6 +6,7 @@ The folders are those of an older version; what they lack is written into them.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
+from tests.tracked import gang_folder
 
 from muster.api.runs import open_run
 from muster.api.why import alerts, why
@@ -329,3 +331,21 @@ def test_secrets_of_a_command_are_not_repeated(tmp_path: Path) -> None:
     folder.run_json.write_text(json.dumps(record))
     tries = why(open_run(str(folder.path))).tries
     assert any("muster run" in text for text in tries) and "s3cret" not in " ".join(tries)
+
+
+@pytest.mark.parametrize(
+    ("end", "later"),
+    [({"exit_code": 1, "starts_again": True}, "failed"),
+     ({"exit_code": 75, "is_moving": True}, "stopped")],
+)  # fmt: skip
+def test_ranks_between_two_starts_are_being_started_again(
+    end: dict[str, object], later: str, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = gang_folder(tmp_path / "run")
+    events = ({"event": "start"}, {"event": "end", **end})
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert "run: starting again" in muster_main("status", "run").stdout
+    shown = muster_main("why", "run")
+    assert "It is being started again." in shown.stdout and "killed" not in shown.stdout
+    os.utime(folder.events, (0, 0))  # whoever was to start it has died meanwhile
+    assert f"run: {later}" in muster_main("status", "run").stdout

@@ -82,6 +82,8 @@ def gang_state(folder: RunFolder, status: Status) -> tuple[str, Mood]:
     match status.state:
         case "running":
             return "Still running.", Mood.OPEN
+        case "starting again":
+            return "It is being started again.", Mood.OPEN
         case "done":
             return "Finished.", Mood.GOOD
         case "saved":

@@ -22,7 +22,7 @@ MOST_CHARS = 20_000
 STATES = ("done", "failed", "stopped", "cancelled", "running", "waiting")
 _SAME = {
     "ready": "waiting", "open": "waiting", "queued": "waiting", "claimed": "running",
-    "refused": "failed", "saved": "stopped", "ok": "done",
+    "starting again": "running", "refused": "failed", "saved": "stopped", "ok": "done",
 }  # fmt: skip
 #: What the ledger calls otherwise than a reader would.
 _PLAIN = {"ready": "waiting", "claimed": "running"}

@@ -5,8 +5,9 @@ import * as format from "./format.js";
 
 export const STATES = ["done", "failed", "stopped", "cancelled", "running", "waiting"];
 const SAME = {
-  ready: "waiting", open: "waiting", queued: "waiting", claimed: "running", refused: "failed",
-  saved: "stopped", ok: "done", pruned: "stopped", paused: "stopped", rejected: "failed",
+  ready: "waiting", open: "waiting", queued: "waiting", claimed: "running",
+  "starting again": "running", refused: "failed", saved: "stopped", ok: "done",
+  pruned: "stopped", paused: "stopped", rejected: "failed",
 };
 /** What the ledger calls otherwise than a reader would. */
 const PLAIN = { ready: "waiting", claimed: "running" };
