@@ -112,7 +112,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
         workload=workload,
         options=options,
         folder=folder,
-        placement=would_take(as_wanted(folder, options), read_settings()),
+        placement=would_take(as_wanted(folder, options), read_settings(), now=True),
         is_new=is_new,
     )
 

@@ -137,8 +137,9 @@ def wait_of(options: DeviceOptions, say: Callable[[str], None]) -> Wait:
     return Wait(most_s=options.wait_s, priority=options.queue_priority, say=say)
 
 
-def would_take(options: SweepOptions, settings: Settings) -> Placement:
-    """The placement without leases, for ``--dry-run``."""
+def would_take(options: SweepOptions, settings: Settings, *, now: bool = False) -> Placement:
+    """The placement without taking leases. ``now``: around the GPUs that other runs hold at this
+    moment, for ``--dry-run``."""
     if options.executor in CLUSTERS:
         return _on_cluster(options)
     inventory = discover(settings)
@@ -150,6 +151,7 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         waits=options.wait_s > 0,
+        now=now,
     )
 
 
@@ -162,9 +164,12 @@ def would_place(
     gpus_per_task: int = 1,
     force: bool,
     waits: bool,
+    now: bool = True,
 ) -> Placement:
-    """Where it would run now, or, if it ``waits``, what it would wait for."""
-    taken = not_free(inventory, settings) if waits else {}
+    """Where it would run, or, if it ``waits``, what it would wait for."""
+    has_gpus = any(device.kind == "cuda" for device in inventory.devices)
+    asks_nobody = force or settings.is_task or request.kind == "cpu" or not has_gpus
+    taken = not_free(inventory, settings) if waits or (now and not asks_nobody) else {}
 
     def placed(*, force: bool) -> Placement:
         return place(
@@ -178,7 +183,6 @@ def would_place(
         if not waits:
             raise
         found = None
-    has_gpus = any(device.kind == "cuda" for device in inventory.devices)
     is_on_cpu = found is not None and found.slots[0].kind == "cpu" and request.kind == "auto"
     if found is None or (waits and has_gpus and is_on_cpu):
         found = placed(force=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import MusterCli
+from tests.unit.api.test_lending import facts
 
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
 from muster.base.errors import UsageError
 from muster.base.settings import read_settings
+from muster.devices.leases import Lease, acquire
 from muster.farm.executors.cluster import ClusterRequest
 
 
@@ -39,3 +43,34 @@ def test_a_slot_for_each_worker() -> None:
     assert [slot.label for slot in would_take(options, read_settings()).slots] == [
         "slurm/0", "slurm/1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("sweep job.py:f --grid x=1 --devices 2", 3),
+        ("map job.py:f --input in.jsonl --output o.jsonl --gpu-ids 0,1", 3),
+        ("train digits --gpus 2", 3),
+        ("run --gpus 2 job.py", 3),
+        ("sweep job.py:f --grid x=1", 0),  # on the CPU then
+        ("sweep job.py:f --grid x=1 --devices 2 --wait", 0),
+        ("sweep job.py:f --grid x=1 --devices 2 --force", 0),
+        ("sweep job.py:f --grid x=1 --devices cpu:2", 0),
+    ],
+)
+def test_a_dry_run_says_who_holds_the_devices(
+    line: str, code: int, tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "facts.json").write_bytes(facts(2))
+    (tmp_path / "job.py").write_text("def f(x):\n    return x\n")
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    held = [acquire(uuid, "other", read_settings()) for uuid in ("GPU-0", "GPU-1")]
+    done = muster_main(*line.split(), "--dry-run")
+    for lease in held:
+        assert isinstance(lease, Lease)
+        lease.release()
+    assert done.returncode == code, done.stdout + done.stderr
+    is_told = "leased by run other of" in done.stdout + done.stderr
+    assert is_told == (code == 3 or line.endswith("x=1")), done.stdout + done.stderr
