@@ -6,7 +6,8 @@ A stage is one of
 - a class with ``process(batch)``: a list of records in, a list as long out, in the same order,
   whose entries are what a function may return, or a ``Reject``;
 - a class with ``async def process_one(record)``, for stages that wait: up to ``concurrency``
-  records are in it at once, and they leave it in the order in which they are done.
+  records (one where it has no such attribute) are in it at once, and they leave it in the order in
+  which they are done.
 
 Classes may have ``setup(device)``, called once per worker before the first record, ``close()``, and
 ``columns()``, asked after the set-up, with types of output columns: ``{"vector": "float32[384]"}``.

@@ -95,7 +95,7 @@ class Worker:
         self.waiting: list[tuple[str, Any]] = []
         for spec, stage in zip(plan.stages, self.stages, strict=True):
             self._sort_in(spec.name, stage)
-        self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
+        self.concurrency = max((_concurrency_of(*one) for one in self.waiting), default=1)
         self.loop = asyncio.new_event_loop() if self._has_coroutines() else None
         self.is_set_up = False
         self.num_rows = self.num_rejected = 0
@@ -119,7 +119,7 @@ class Worker:
             setup = getattr(stage, "setup", None)
             if setup is not None:
                 self._wait_for(setup(self.device))
-        self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
+        self.concurrency = max((_concurrency_of(*one) for one in self.waiting), default=1)
         self._declare()
         self.is_set_up = True
 
@@ -147,6 +147,8 @@ class Worker:
             close = getattr(stage, "close", None)
             if close is not None and self.is_set_up:
                 self._wait_for(close())
+        if self.loop is not None:
+            self.loop.close()
 
     def _wait_for(self, made: Any) -> None:
         if inspect.isawaitable(made):
@@ -175,10 +177,22 @@ class Worker:
         (self.after if self.waiting else self.before).append(step)
 
 
+def _concurrency_of(name: str, stage: Any) -> int:
+    """How many records may be in a stage at once: one where it does not say."""
+    found = getattr(stage, "concurrency", 1)
+    try:
+        number = int(found)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if number < 1:
+        raise TargetError(
+            f"concurrency of {name} is {found!r}, not a number of records.", hint="write 1 or more."
+        )
+    return number
+
+
 class _Alone:
     """A stage for batches between two waiting stages: it gets its records one by one."""
-
-    concurrency = 1
 
     def __init__(self, step: Step) -> None:
         self._step = step

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import MusterCli
 
+from muster.api.runs import Run
 from muster.base.errors import TargetError, UsageError
 from muster.base.flags import parse_memory_mib
 from muster.pipeline.stages import make_stage, spec_of_object, specs_of_text
@@ -111,3 +113,21 @@ def test_memory_is_read_as_people_write_it(text: str, mib: float) -> None:
 def test_memory_that_makes_no_sense_is_told() -> None:
     with pytest.raises(UsageError, match="8G"):
         parse_memory_mib("a lot", "--max-worker-memory")
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "told"),
+    [("pass", 1, "2 rejected"), ("concurrency = 2.0", 1, "2 rejected"),
+     ("concurrency = 'many'", 1, "is 'many', not a number"), ("concurrency = 0", 1, "is 0, not a")],
+)  # fmt: skip
+def test_a_waiting_stage_without_or_with_a_wrong_concurrency_is_not_tried_twenty_times(
+    says: str, code: int, told: str, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    (tmp_path / "s.py").write_text(
+        f"class One:\n    {says}\n    async def process_one(self, record):\n        return 1 / 0\n"
+    )
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    line = "map s.py:One --input in.jsonl --output o.jsonl --on inline --devices cpu:1 --run-dir r"
+    done = muster_main(*line.split())
+    assert done.returncode == code and told in done.stdout + done.stderr, done.stdout + done.stderr
+    assert Run(tmp_path / "r").status().num_retried == 0
