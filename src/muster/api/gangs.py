@@ -7,13 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.lending import Lending
-from muster.api.limits import limited, refuse_to_begin
-from muster.api.notify import Cause, check_places, notifying
+from muster.api.limits import refuse_to_begin
 from muster.api.options import GangOptions, SweepOptions
 from muster.api.placing import (
     as_wanted,
@@ -23,8 +21,7 @@ from muster.api.placing import (
     wait_of,
     would_place,
 )
-from muster.api.trackers.guard import tracking
-from muster.api.trackers.tracker import check_installed
+from muster.api.services import check_services, run_services, told_in_queue
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import UsageError
@@ -42,7 +39,6 @@ from muster.gang.handle import SupervisorHandle
 from muster.gang.launch import GangEnding, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
-from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run
@@ -171,8 +167,7 @@ def run_gang(
         here = as_wanted(folder, options)
         kept = {} if kept is None else kept
         has_moved = bool(kept)
-        in_queue = options.notify if options.wait_s else ()  # its end there is one that nobody sees
-        with notifying(folder, in_queue, audience.warn):
+        with told_in_queue(folder, options, audience.warn):
             placement, leases = _take(here, folder.name, settings, kept, audience.say)
             kept.clear()
             for lease in leases:
@@ -180,9 +175,8 @@ def run_gang(
             plan = _plan(work, here, placement, settings)
             workers = _as_workers(options)
             slots = slots_of(plan.placement, workers)
-            every_s, node = options.monitor_interval_s, options.node_rank
             has_gpus = any(slot.devices for slot in slots)
-            options.check_idle(has_gpus=has_gpus, records=every_s > 0)
+            options.check_idle(has_gpus=has_gpus, records=options.monitor_interval_s > 0)
             if has_limits and options.wait_s:  # the queue may have taken hours
                 refuse_to_begin(folder, options, requests, is_new=options.restart)
         # In a job from an older muster, ``argv`` is what its script calls on the node.
@@ -190,30 +184,21 @@ def run_gang(
         if options.restart:
             move_aside(folder, work.kind, audience.say)
         renew = work.renewal(options, words)
-        session = stack.enter_context(open_run(folder, renew, node=node))
-        stopped: list[str] = []
-        if node == 0:
-            stack.enter_context(
-                tracking(
-                    folder, options.log_to, audience.warn,
-                    is_urgent=lambda: bool(requests.reason or stopped),
-                )
-            )  # fmt: skip
+        session = stack.enter_context(open_run(folder, renew, node=options.node_rank))
         for line in plan.lines():
             audience.say(line)
         lending = devices.enter_context(closing(Lending(folder, workers, settings, slots, leases)))
-        stack.enter_context(
-            record_run(folder, lending.uuids, every_s, settings, audience.warn, node_rank=node)
-        )
-        notify = options.notify if node == 0 else ()
-        notifier = stack.enter_context(notifying(folder, notify, audience.warn))
-
-        def tell(cause: Cause, line: str) -> None:
-            notifier.tell(cause, line)
-            audience.warn(line)
+        services = stack.enter_context(
+            run_services(
+                folder, options, session, requests, settings, lending.uuids, audience.warn,
+                node=options.node_rank,
+            )
+        )  # fmt: skip
 
         def hear_remark(line: str) -> None:
-            tell("stalled", line) if line.startswith("stalled: ") else audience.warn(line)
+            if line.startswith("stalled: "):
+                services.tell("stalled", line)
+            audience.warn(line)
 
         session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(work.code))
         hear = audience.hear
@@ -230,8 +215,7 @@ def run_gang(
             return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(slots)
 
         many = len(slots) * options.num_nodes
-        keeping = limited(folder, options, session, requests, lambda: many, partial(tell, "budget"))
-        with keeping if has_limits and node == 0 else nullcontext():
+        with services.limited(lambda: many) if has_limits else nullcontext():
             ending = launch_gang(
                 supervisor, _spec(plan, work.program), hear,
                 hear_remark, session.is_cancelled, moves,
@@ -246,16 +230,16 @@ def run_gang(
             session.end(**{"exit_code": 0, **fields})
         except OSError as error:  # how it ended is known all the same
             audience.warn(str(explain_os_error(error, "write", folder.events)))
-        stopped += [ending.stopped_by or "moving"] if ending.stopped_by or ending.is_moving else []
+        services.is_urgent = bool(ending.stopped_by) or ending.is_moving
         if ending.is_moving or (has_moved and ending.exit_code):  # it may go back
             kept |= lending.keep()
             devices.pop_all()
         devices.close()  # others may have them while trackers get the rest
         if ending.stall:
-            notifier.tell("stalled", f"{folder.path}: {ending.stall}")
+            services.tell("stalled", f"{folder.path}: {ending.stall}")
         if not ending.is_moving and ending.word.get("ending") != "restart":
             words = ending.report[0] if ending.report else f"exit code {ending.exit_code}"
-            notifier.tell("ended", f"{folder.path}: {words}", ending.exit_code)
+            services.tell("ended", f"{folder.path}: {words}", ending.exit_code)
         return ending
 
 
@@ -364,6 +348,4 @@ def _check(options: GangOptions) -> None:
             "started: a gang inside every rank would make more ranks than there are devices.",
             hint="start muster outside the launcher, or unset RANK and WORLD_SIZE.",
         )
-    options.check_price()
-    check_places(options.notify)
-    check_installed(options.log_to)
+    check_services(options)

@@ -15,8 +15,6 @@ import orjson
 from muster.api.earlier_work import move_aside
 from muster.api.housekeeping import Housekeeping, Rehearsal
 from muster.api.lending import Lending
-from muster.api.limits import limited
-from muster.api.notify import Notifier, check_places, notifying
 from muster.api.options import SearchOptions, SweepOptions, options_of_call
 from muster.api.placing import (
     as_wanted,
@@ -30,8 +28,7 @@ from muster.api.plans import check_same_plan, choose_folder, refuse_past_limits,
 from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.search import search_of_command, search_of_function
-from muster.api.trackers.guard import tracking
-from muster.api.trackers.tracker import check_installed
+from muster.api.services import Services, check_services, run_services, told_in_queue
 from muster.api.workload import (
     Workload,
     check_executor_for,
@@ -55,7 +52,6 @@ from muster.farm.space import Space
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
 from muster.farm.work import Work, work_off
-from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, plain_options, read_run
 from muster.run.session import open_run
@@ -129,14 +125,13 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, options)
-        in_queue = options.notify if options.wait_s else ()  # its end there is one that nobody sees
-        with notifying(folder, in_queue, audience.warn):
+        with told_in_queue(folder, options, audience.warn):
             placement, leases = take_devices(chosen, folder.name, settings, audience.say)
             slots = slots_of(placement, chosen)
             lending = Lending(folder, options, settings, slots, leases)
             devices.callback(lending.close)
-            has_gpus, interval_s = bool(lending.uuids()), options.monitor_interval_s
-            options.check_idle(has_gpus=has_gpus, records=interval_s > 0)
+            has_gpus = bool(lending.uuids())
+            options.check_idle(has_gpus=has_gpus, records=options.monitor_interval_s > 0)
             if options.wait_s:  # the queue may have taken hours
                 refuse_past_limits(folder, workload, options, requests)
         if options.restart:
@@ -151,19 +146,17 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             audience.say(line)
         if own_id(folder).is_new_copy:
             audience.say(f"{folder.path} is a copy, or was moved: it goes on as a run of its own.")
-        stack.enter_context(
-            tracking(folder, options.log_to, audience.warn, is_urgent=lambda: bool(requests.reason))
-        )
-        stack.enter_context(record_run(folder, lending.uuids, interval_s, settings, audience.warn))
         views: list[RunView] = []
-        notifier = stack.enter_context(notifying(folder, options.notify, audience.warn))
+        services = stack.enter_context(
+            run_services(folder, options, session, requests, settings, lending.uuids, audience.warn)
+        )
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         housekeeping = Housekeeping(
             folder, session, options, settings, slots, SystemClock(), requests, rehearsal, lending,
         )  # fmt: skip
         hooks = Hooks(
-            show=partial(_show_and_keep, audience.show, views, notifier),
+            show=partial(_show_and_keep, audience.show, views, services),
             requests=housekeeping.requests,
             housekeeping=housekeeping.do,
             clock=housekeeping.clock,
@@ -172,10 +165,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         say = _say_nothing if workload.is_map else audience.say
         work = _work(workload, options, folder, slots, settings)
         rate = _gpus_per_worker(options, slots)
-        with limited(
-            folder, options, session, requests, lambda: rate * _num_at_work(views[-1:]),
-            partial(_warn_and_tell, audience.warn, notifier),
-        ):  # fmt: skip
+        with services.limited(lambda: rate * _num_at_work(views[-1:])):
             ending = work_off(work, hooks, session, say=say, beside=housekeeping)
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
@@ -187,33 +177,28 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             problem = rehearsal.error
         code = run.exit_code if problem is None else problem.exit_code
         session.over(code)
-        _tell_of_end(notifier, run, ending, code)
+        _tell_of_end(services, run, ending, code)
     if problem is not None:
         raise problem
     return run
 
 
-def _show_and_keep(show: Show, views: list[RunView], notifier: Notifier, view: RunView) -> None:
+def _show_and_keep(show: Show, views: list[RunView], services: Services, view: RunView) -> None:
     """``views``: the first one, which has what earlier starts have left, and the last."""
     views[1:] = [view]
     if view.num_failed > views[0].num_failed:
-        notifier.tell("failure", f"{view.name}: the first task has failed")
+        services.tell("failure", f"{view.name}: the first task has failed")
     show(view)
 
 
-def _warn_and_tell(warn: Callable[[str], None], notifier: Notifier, line: str) -> None:
-    notifier.tell("budget", line)
-    warn(line)
-
-
-def _tell_of_end(notifier: Notifier, run: Run, ending: Ending, code: int) -> None:
+def _tell_of_end(services: Services, run: Run, ending: Ending, code: int) -> None:
     if run.folder.whole != run.path and run.folder.published_json.exists():
         if not ending.stop_signal:
             return  # the next stage of a map begins, also where some records have failed
         code = stop_code(ending.stop_signal)
     counts = ", ".join(f"{n:,} {state.name.lower()}" for state, n in ending.counts.items() if n)
     text = f"{run.folder.whole}: {counts or 'nothing to do'}; exit code {code}"
-    notifier.tell(*(("paused", ending.paused) if ending.paused else ("ended", text)), code)
+    services.tell(*(("paused", ending.paused) if ending.paused else ("ended", text)), code)
 
 
 def _num_at_work(views: Sequence[RunView]) -> int:
@@ -224,9 +209,7 @@ def _num_at_work(views: Sequence[RunView]) -> int:
 
 def _check(workload: Workload, options: SweepOptions) -> None:
     check_executor_for(workload, options)
-    options.check_price()
-    check_places(options.notify)
-    check_installed(options.log_to)
+    check_services(options)
 
 
 def _work(
