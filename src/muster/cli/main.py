@@ -73,14 +73,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("muster.cli.commands.attach:wait", "wait until runs have ended"),
     "best": ("muster.cli.commands.tables:best", "show the best trials of a search"),
     "why": (
-        "muster.cli.commands.why:main",
+        "muster.cli.commands.logs:show_why",
         "say why a run or a task stands as it does, and what to try",
     ),
     "logs": ("muster.cli.commands.logs:main", "show what a task or a rank printed"),
     "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.tables:export", "write the table of a run to a file"),
     "metrics": (
-        "muster.cli.commands.metrics:main",
+        "muster.cli.commands.tables:metrics",
         "show what a run has logged over time, or write it to a file",
     ),
     "report": (
@@ -89,7 +89,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "web": ("muster.cli.commands.web:main", "look at runs in a browser, live"),
     "track": (
-        "muster.cli.commands.metrics:track_run",
+        "muster.cli.commands.tables:track_run",
         "send a run to trackers: W&B, MLflow, trackio, TensorBoard",
     ),
     "cancel": (
@@ -110,7 +110,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "mcp": ("muster.cli.commands.mcp:main", "serve Muster to an agent, as tools over stdio"),
     "queue": (
-        "muster.cli.commands.queue:main",
+        "muster.cli.commands.devices:queue",
         "show who waits for this machine's GPUs, in which order, and who has them",
     ),
     "completion": (

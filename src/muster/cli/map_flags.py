@@ -16,7 +16,7 @@ from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import MAPS, is_named, map_recipe, unknown
-from muster.cli.words import split_target
+from muster.cli.values import split_target
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 

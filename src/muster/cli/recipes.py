@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError
-from muster.base.plugins import load_plugin, plugins
+from muster.base.modules import load_plugin, plugins
 from muster.base.target import load_value, parse_target
 
 #: What a target of one's own looks like; ``cpu:8`` and ``10:20`` do not.

@@ -18,7 +18,7 @@ from muster.cli.gang import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown
-from muster.cli.words import split_target
+from muster.cli.values import split_target
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.base.errors import MissingPackageError, UsageError
 from muster.base.flags import kind_of_word
-from muster.cli.words import split_command
+from muster.cli.values import split_command
 from muster.search.distributions import Choice, word_of
 from muster.search.spec import Stopping
 from muster.search.wandb_sweep import Imported, checked_name, import_sweep

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.base.codec import decode
-from muster.base.plugins import all_plugins
+from muster.base.modules import all_plugins
 from muster.base.processes import KILL, signal_group
 from muster.base.settings import child_environment
 from muster.devices.nvml_health import GpuHealth

@@ -35,7 +35,7 @@ from muster.base.metric_log import (
     logging_to,
 )
 from muster.base.settings import variable
-from muster.rank.curves import draw_curves
+from muster.plotting import draw_curves
 from muster.rank.life import Results
 from muster.rank.meter import peak_memory_mib
 from muster.rank.process_group import Gang

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MissingPackageError
 from muster.search.distributions import Choice, Distribution, Float, shown_value
-from muster.search.samplers import seed_for
 from muster.search.space import is_active
 from muster.search.spec import SearchSpec
-from muster.search.trials import Trial
+from muster.search.trials import Trial, seed_for
 
 if TYPE_CHECKING:
     import optuna

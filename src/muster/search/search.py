@@ -24,14 +24,11 @@ from muster.search.records import (
     Spent,
     Standing,
 )
-from muster.search.samplers import Sampler, make_sampler, random_for
 from muster.search.spec import SearchSpec
-from muster.search.stopping.asha import Asha, AshaStop
-from muster.search.stopping.hyperband import Hyperband
-from muster.search.stopping.median import Median
+from muster.search.stopping.halving import Asha, AshaStop, Hyperband
 from muster.search.stopping.pbt import Pbt
-from muster.search.stopping.rule import NoRule, Rule
-from muster.search.trials import TaskTrace, Trial, rank_trials
+from muster.search.stopping.rule import Median, NoRule, Rule
+from muster.search.trials import Sampler, TaskTrace, Trial, make_sampler, random_for, rank_trials
 
 #: So often another setting is drawn in place of one that there is already.
 _REDRAWS = 200

@@ -1,4 +1,6 @@
-"""What a search knows of its trials: a few numbers for each task, never the whole curve."""
+"""What a search knows of its trials: a few numbers for each task, never the whole curve; and where
+their settings come from.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from hashlib import blake2b
+from random import Random
+from typing import Any, Literal, Protocol
 
 from muster.search.records import Ending, EndState, Point, Standing
 from muster.search.spec import SearchSpec
@@ -224,3 +228,58 @@ def num_better(costs: Sequence[tuple[float, ...]]) -> list[int]:
             is_not_worse &= column <= own[:, None]
         numbers += is_not_worse.sum(axis=1).tolist()
     return [number - alike[own] for number, own in zip(numbers, costs, strict=True)]
+
+
+def seed_for(seed: int, purpose: str, *numbers: int) -> int:
+    """A seed of 32 bits for this purpose; the same for ever."""
+    text = f"{seed} {purpose} {' '.join(map(str, numbers))}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big")
+
+
+def random_for(seed: int, purpose: str, *numbers: int) -> Random:
+    return Random(seed_for(seed, purpose, *numbers))
+
+
+class Sampler(Protocol):
+    """What a search asks of a sampler; the order of the calls is its only state."""
+
+    def pick(self, number: int) -> dict[str, Any]:
+        """The setting of trial ``number``."""
+        ...
+
+    def fix(self, number: int, params: Mapping[str, Any]) -> None:
+        """Trial ``number`` has this setting, whatever was picked."""
+        ...
+
+    def recall(self, number: int, params: Mapping[str, Any], by: str) -> None:
+        """The same as the `pick` or `fix` that this trial once came from."""
+        ...
+
+    def tell(self, trial: Trial) -> None:
+        """This trial has ended, or rests at a mark."""
+        ...
+
+
+class RandomSampler:
+    """Each parameter drawn by itself, by Muster's own draws: it needs no package."""
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self._spec = spec
+
+    def pick(self, number: int) -> dict[str, Any]:
+        return self._spec.space.draw(random_for(self._spec.seed, "random", number))
+
+    def fix(self, number: int, params: Mapping[str, Any]) -> None: ...
+
+    def recall(self, number: int, params: Mapping[str, Any], by: str) -> None: ...
+
+    def tell(self, trial: Trial) -> None: ...
+
+
+def make_sampler(spec: SearchSpec) -> Sampler:
+    """The sampler that the specification names; all but ``random`` are Optuna's."""
+    if spec.sampler == "random":
+        return RandomSampler(spec)
+    from muster.search.optuna_study import StudySampler
+
+    return StudySampler(spec)

@@ -26,8 +26,7 @@ from muster.web.content.index import Defects, data_of, explained, file_of
 from muster.web.content.plain import to_json
 from muster.web.folder import Folders, opened
 from muster.web.guard import Credentials
-from muster.web.pages.bodies import BODIES
-from muster.web.pages.document import Shell, render
+from muster.web.pages.bodies import BODIES, Shell, render
 from muster.web.query import BadQuery, Query
 from muster.web.stream import Watchers
 

@@ -19,7 +19,7 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.web.content.index import data_of, explained
 from muster.web.content.plain import to_json
 from muster.web.folder import Folder, Folders
-from muster.web.pages.document import Shell, render
+from muster.web.pages.bodies import Shell, render
 from muster.web.query import Query
 
 _STATIC = Path(__file__).parent / "static"

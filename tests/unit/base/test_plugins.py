@@ -11,7 +11,7 @@ import pytest
 from muster.api.options import as_trackers
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import TargetError, UnknownNameError
-from muster.base.plugins import all_plugins, load_plugin, plugins
+from muster.base.modules import all_plugins, load_plugin, plugins
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import Extension, Facts
 from muster.doctor.gather_probes import gather_extensions

@@ -14,7 +14,7 @@ from muster.cli.array import element_of
 from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm_script import FileFlags
 from muster.cli.main import read_command
-from muster.cli.words import wants_slurm
+from muster.cli.values import wants_slurm
 from muster.run.folder import RunFolder
 from muster.run.record import write_run
 

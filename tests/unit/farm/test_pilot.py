@@ -41,8 +41,8 @@ from muster.farm.executors.mailbox import (
     write_heartbeat,
 )
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.leftover import settle, survey
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.work import settle, survey
 from muster.run.folder import RunFolder
 
 SOURCE = """

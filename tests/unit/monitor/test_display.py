@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from muster.cli.monitor_display import plain_line, rate, render, summary_rows
+from muster.cli.commands.monitor import plain_line, rate, render, summary_rows
 from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage
 from muster.monitor.files import Summary

@@ -13,11 +13,11 @@ from tests.examples import examples
 
 from muster.base.errors import UsageError
 from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposal, Record
-from muster.search.samplers import random_for
 from muster.search.search import Search
 from muster.search.space import Space
 from muster.search.spec import Budget, Constraint, SearchSpec, Stopping, objectives
 from muster.search.stopping.pbt import explored
+from muster.search.trials import random_for
 
 SPACE = Space.from_texts(
     ["lr=log(1e-5,1e-1)", "width=int(8,64,step=8)", "opt=choice(adam,sgd)",

@@ -19,9 +19,8 @@ from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposa
 from muster.search.search import Search
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
-from muster.search.stopping.asha import BestShare
-from muster.search.stopping.hyperband import brackets
-from muster.search.stopping.median import RunningMedian
+from muster.search.stopping.halving import BestShare, brackets
+from muster.search.stopping.rule import RunningMedian
 
 POOL = Space.from_texts(["which=int(0,10000)"])
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from tests.hostile_texts import HOSTILE
 
-from muster.web.pages.bodies import BODIES
-from muster.web.pages.document import Shell, render
+from muster.web.pages.bodies import BODIES, Shell, render
 
 STATIC = resources.files("muster.web") / "static"
 

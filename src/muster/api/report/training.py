@@ -117,7 +117,7 @@ def _curves(
             shutil.copyfile(folder.curves, place.curves)
         return [place.curves]
     known = [dict(line) for line in lines if "kind" in line]
-    from muster.rank.curves import draw_curves
+    from muster.plotting import draw_curves
 
     draw_curves(place.curves, known, _monitor(results, lines), folder.name)
     return [place.curves]

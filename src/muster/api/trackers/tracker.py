@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from muster.base.errors import TargetError, UnknownNameError, UsageError, how_to_install
-from muster.base.plugins import check_plugin, load_plugin, plugins
+from muster.base.modules import check_plugin, load_plugin, plugins
 from muster.base.settings import variable
 
 #: How what is tracked has ended; "stopped": it goes on when the run is resumed.

@@ -91,7 +91,7 @@ def _map_maker(stored: RunRecord) -> MapMaker | None:
     """
     from muster.api.report.map import MapMaker
     from muster.cli.map_flags import flags_of_map, is_pipeline, read_map
-    from muster.cli.words import split_target
+    from muster.cli.values import split_target
 
     name, _ = split_target(stored.argv[2:], is_pipeline)
     if not is_recipe(name, MapRecipe):

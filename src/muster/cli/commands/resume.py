@@ -31,7 +31,7 @@ from muster.cli.flags import ONE_TIME, ShownFlags, job_digest, refuse_without_ef
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, RunPlace, Said, parse_groups
 from muster.cli.recipes import with_seeds_as_stored
-from muster.cli.words import split_command, split_target
+from muster.cli.values import split_command, split_target
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MusterError, UsageError
-from muster.cli.words import wants_slurm
+from muster.cli.values import wants_slurm
 from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.run.folder import RunFolder
 

@@ -58,7 +58,7 @@ from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import read_command
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
-from muster.cli.words import split_target
+from muster.cli.values import split_target
 
 _HELP = """Start what an experiment file says, or go on with it: the same command again.
 

@@ -30,7 +30,7 @@ from muster.cli.options import Part, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, sweep_recipe, unknown
-from muster.cli.words import as_program, is_script, split_command, split_target
+from muster.cli.values import as_program, is_script, split_command, split_target
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 

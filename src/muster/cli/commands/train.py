@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
-from muster.cli.words import wants_slurm
+from muster.cli.values import wants_slurm
 from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.gang.topology import read_topology
 

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 
 from muster.base.errors import MusterError
-from muster.base.plugins import load_plugin, plugins
+from muster.base.modules import load_plugin, plugins
 from muster.base.shown_text import one_line
 from muster.doctor.checks import (
     devices,

@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.base.atomic_files import file_system_of
 from muster.base.errors import TargetError
-from muster.base.plugins import all_plugins, load_plugin
+from muster.base.modules import all_plugins, load_plugin
 from muster.base.settings import read_settings
 from muster.devices.discovery import discover
 from muster.devices.nvml_health import read_health, read_links

@@ -11,8 +11,7 @@ import inspect
 from typing import Any, cast
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
-from muster.base.modules import CLASS
-from muster.base.plugins import load_plugin, plugins
+from muster.base.modules import CLASS, load_plugin, plugins
 from muster.base.target import load_value, parse_target
 from muster.farm.executors.base import Assignment, Executor
 

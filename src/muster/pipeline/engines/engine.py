@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
-from muster.base.plugins import load_plugin, plugins
+from muster.base.modules import load_plugin, plugins
 from muster.base.shown_text import count
 
 

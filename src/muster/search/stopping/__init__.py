@@ -1,1 +1,1 @@
-"""The rules that end trials early, one in each module: pure states that hear and decide."""
+"""The rules that end trials early: pure states that hear and decide."""
