@@ -1,6 +1,89 @@
-"""What tests ask about processes that may end while they ask."""
+"""Processes of tests: commands that are started and go on, and what is asked of processes that may
+end meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import psutil
+
+from muster.base.settings import child_environment
+
+_SOURCE = Path(__file__).parents[1] / "src"
+_LIMIT_S = 300.0
+
+
+class Commands:
+    """A folder in which commands are started; a context that leaves none of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start ``muster WORDS``, which is not waited for."""
+        with (self.path / "said.txt").open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "muster", *words],
+                cwd=self.path, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    @property
+    def said(self) -> str:
+        """What all of them have printed."""
+        path = self.path / "said.txt"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, ready: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _LIMIT_S
+        while not ready():
+            assert time.monotonic() < deadline, f"it did not happen in time: {self.said}"
+            time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def at_work(code: str, *words: str) -> Iterator[tuple[int, int]]:
+    """A process that runs ``code`` until the end of the context. It prints the pid of its child, or
+    0 or less where it has none, once it has begun; both pids are returned."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE, text=True, env=child_environment({"PYTHONPATH": str(_SOURCE)}),
+    )  # fmt: skip
+    child = 0
+    try:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process.pid, child
+    finally:
+        process.kill()
+        process.communicate()
+        if child > 0:
+            os.kill(child, signal.SIGKILL)
 
 
 def is_gone(pid: int) -> bool:

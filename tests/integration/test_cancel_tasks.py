@@ -8,13 +8,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.json_schemas import check_printed
+from tests.processes import Commands
 
 from muster.api.runs import Run
 from muster.farm.task import TaskState
@@ -54,21 +54,14 @@ while sys.argv[1] == "2":
 """
 
 
-class Place:
+class Place(Commands):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.started: list[subprocess.Popen[bytes]] = []
+        super().__init__(path)
         (path / "t.py").write_text(SOURCE)
         (path / "deaf.py").write_text(DEAF)
 
     def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.path / "said.txt").open("ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "muster", *words, "--quiet"],
-                cwd=self.path, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
+        return super().begin(*words, "--quiet")
 
     def sweep(self, *words: str) -> subprocess.Popen[bytes]:
         flags = ("--devices", "cpu:1", "--monitor-interval", "0", "--run-dir", "r")
@@ -86,30 +79,20 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-
-
-def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not ready():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+    with Place(tmp_path) as made:
+        yield made
 
 
 def test_tasks_of_a_run_at_work(place: Place, muster_main: Main) -> None:
     process = place.sweep("t.py:held", "--grid", "x=1,2,3,4")
-    until(lambda: len(place.began) == 2)
+    place.until(lambda: len(place.began) == 2)
     said = muster_main("cancel", "r", "--task", "1", "2", "4")
     assert said.returncode == 0
     assert "task 1: nothing to cancel, it is done already" in said.stdout
     assert "task 2: told to end" in said.stdout
     assert "task 4: cancelled" in said.stdout or "task 4: told" in said.stdout, "handed out ahead"
     assert "muster retry r --cancelled" in said.stdout
-    until(lambda: place.began == ["1", "2", "3"])
+    place.until(lambda: place.began == ["1", "2", "3"])
     (place.path / "go").touch()
     assert process.wait(300) == 1, "it is not complete"
     assert place.states() == ["done", "cancelled", "done", "cancelled"]
@@ -128,8 +111,8 @@ def test_a_program_that_does_not_hear_goes_with_all_it_started(
 ) -> None:
     words = ("--grid", "x=2,3", "--", sys.executable, "deaf.py", "{x}")
     process = place.sweep(*words)
-    until((place.path / "child").exists)
-    until(lambda: (place.path / "child").read_text())
+    place.until((place.path / "child").exists)
+    place.until(lambda: (place.path / "child").read_text())
     child = int((place.path / "child").read_text())
     muster_main("cancel", "r", "--task", "1")
     assert process.wait(300) == 1
@@ -142,7 +125,7 @@ def test_a_program_that_does_not_hear_goes_with_all_it_started(
 def test_what_was_asked_outlives_the_coordinator(place: Place, muster_main: Main) -> None:
     """It is killed after it has said that the task is told to end, and before that has ended."""
     process = place.sweep("--grid", "x=2,3", "--", sys.executable, "deaf.py", "{x}")
-    until((place.path / "child").exists)
+    place.until((place.path / "child").exists)
     assert "told to end" in muster_main("cancel", "r", "--task", "1").stdout
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -154,7 +137,7 @@ def test_what_was_asked_outlives_the_coordinator(place: Place, muster_main: Main
 @pytest.mark.slow  # its reduced version is the next
 def test_tasks_of_a_run_that_is_stopped(place: Place, muster_main: Main) -> None:
     process = place.sweep("t.py:held", "--grid", "x=1,2,3,4")
-    until(lambda: len(place.began) == 2)
+    place.until(lambda: len(place.began) == 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = muster_main("cancel", "r", "--task", "1", "2", "4", "--json")
@@ -193,7 +176,7 @@ def test_a_trial_that_is_paused_is_promoted_no_more(
     tries = ("--try", "x=1", "--stop", "hyperband:min=1,max=9")
     process = place.sweep("t.py:trial", *words, *tries)
     run = place.path / "r"
-    until(lambda: (run / "ledger.sqlite").exists() and Run(run).counts()[TaskState.STOPPED])
+    place.until(lambda: (run / "ledger.sqlite").exists() and Run(run).counts()[TaskState.STOPPED])
     if not is_running:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
+from tests.processes import Commands
 from tests.unit.api.test_lending import facts
 
 from muster.api.runs import Run
@@ -61,22 +60,15 @@ KINDS = {
 }
 
 
-class Place:
+class Place(Commands):
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.run = path / "r"
-        self.started: list[subprocess.Popen[bytes]] = []
         (path / "t.py").write_text(SOURCE)
         (path / "in.jsonl").write_text("".join(f'{{"a": {i}}}\n' for i in range(12)))
 
     def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.path / "said.txt").open("ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "muster", *words, "--quiet"],
-                cwd=self.path, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
+        return super().begin(*words, "--quiet")
 
     def states(self) -> dict[str, str]:
         """What the last picture of the run says of each slot."""
@@ -94,19 +86,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-
-
-def until(ready: Callable[[], object], place: Place) -> None:
-    deadline = time.monotonic() + 300
-    while not ready():
-        said = (place.path / "said.txt").read_text()
-        assert time.monotonic() < deadline, f"it did not happen in time: {place.states()} {said}"
-        time.sleep(0.05)
+    with Place(tmp_path) as made:
+        yield made
 
 
 def all_are(*running: str) -> Callable[[dict[str, str]], bool]:
@@ -122,14 +103,14 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
 ) -> None:
     flags = ("--devices", "cpu:3", "--monitor-interval", "0", "--run-dir", "r")
     process = place.begin(*KINDS[kind], *flags)
-    until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()), place)
+    place.until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()))
     said = muster_main("devices", "r", "--release", "1")
     assert "gives back cpu:2, after the task in hand" in said.stdout, said.stderr
-    until(lambda: place.states()["cpu:2"] == "ending", place)
+    place.until(lambda: place.states()["cpu:2"] == "ending")
     stays = [line.split()[-1] for line in muster_main("devices", "r").stdout.splitlines()[1:4]]
     assert stays == ["yes", "yes", "no"]
     assert "takes cpu:2, cpu:3" in muster_main("devices", "r", "--add", "2").stdout
-    until(lambda: place.states().get("cpu:3") == "running", place)
+    place.until(lambda: place.states().get("cpu:3") == "running")
     said = muster_main("devices", "r", "--only", "1,3", "--json")
     assert check_printed("devices", said.stdout)["gives_back"] == ["cpu:0", "cpu:2"]
     refused = muster_main("devices", "r", "--only", "1,77")
@@ -141,7 +122,7 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
     said = muster_main("devices", "r", "--release", "2")
     assert "gives back cpu:1, cpu:2, when it goes on" in said.stdout, said.stderr
     process = place.begin("resume", "r", "--devices", "cpu:3")  # goes before that
-    until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()), place)
+    place.until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()))
     assert "gives back" in muster_main("devices", "r", "--only", "0").stdout
     (place.path / "go").touch()
     assert process.wait(300) == 0, (place.path / "said.txt").read_text()
@@ -165,16 +146,16 @@ def test_a_gpu_goes_from_one_run_to_another(
     first = place.begin(
         "sweep", "t.py:saves", "--seeds", "2", "--monitor-interval", "0", "--run-dir", "r"
     )
-    until(lambda: len(place.began) == 2, place)
-    until(lambda: place.states().get("cuda:1") == "running", place)
+    place.until(lambda: len(place.began) == 2)
+    place.until(lambda: place.states().get("cuda:1") == "running")
     said = muster_main("devices", "r", "--release", "1", "--now")
     assert "gives back cuda:1, after its next checkpoint" in said.stdout
-    until(lambda: place.states()["cuda:1"] == "given back", place)
+    place.until(lambda: place.states()["cuda:1"] == "given back")
     second = place.begin(
         "sweep", "t.py:held", "--seeds", "1", "--devices", "1", "--monitor-interval", "0",
         "--run-dir", "s",
     )  # fmt: skip
-    until(lambda: len(place.began) == 3, place)
+    place.until(lambda: len(place.began) == 3)
     assert place.began[2][1] == "GPU-1"
     refused = muster_main("devices", "r", "--add", "1")
     assert refused.returncode == 2

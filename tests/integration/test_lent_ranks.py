@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import Commands
 from tests.programs import read_program
 
 from muster.api.train import _refusal_to_begin
@@ -21,11 +20,10 @@ Main = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 128
 
 
-class Training:
+class Training(Commands):
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.run = path / "r"
-        self.started: list[subprocess.Popen[bytes]] = []
         loss = "return (float('nan') if Path('sick').exists() else 1) * (model(batch[0])[:, 0]"
         text = read_program("slow_task.py").replace("return (model(batch[0])[:, 0]", loss, 1)
         (path / "slow_task.py").write_text(text)
@@ -37,17 +35,7 @@ class Training:
             "train", "slow_task.py:Slow", "--devices", "cpu:2", "--global-batch", "2",
             "--epochs", str(2 * STEPS // 64), "--run-dir", "r", *flags,
         )  # fmt: skip
-        with self.said.open("ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "muster", *words],
-                cwd=self.path, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
-
-    @property
-    def said(self) -> Path:
-        return self.path / "said.txt"
+        return super().begin(*words)
 
     @property
     def steps(self) -> list[int]:
@@ -63,22 +51,14 @@ class Training:
         return [len(e["ranks"]) for e in map(json.loads, lines) if e["event"] == "start"]
 
     def until_it_moves(self) -> None:
-        known, deadline = len(self.steps), time.monotonic() + 300
-        while len(self.steps) <= known:
-            assert time.monotonic() < deadline, self.said.read_text()
-            time.sleep(0.02)
+        known = len(self.steps)
+        self.until(lambda: len(self.steps) > known)
 
     def until_it_is_heard(self) -> None:
-        deadline = time.monotonic() + 300
-        while not (self.run / "requests/session").exists():
-            assert time.monotonic() < deadline, self.said.read_text()
-            time.sleep(0.02)
+        self.until((self.run / "requests/session").exists)
 
     def until_ranks(self, *numbers: int) -> None:
-        deadline = time.monotonic() + 300
-        while self.ranks != list(numbers):
-            assert time.monotonic() < deadline, (self.ranks, self.said.read_text())
-            time.sleep(0.02)
+        self.until(lambda: self.ranks == list(numbers))
 
     def hurry(self) -> None:
         (self.path / "pace").write_text("0")
@@ -86,11 +66,8 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
-    made = Training(tmp_path)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
+    with Training(tmp_path) as made:
+        yield made
 
 
 def test_a_training_goes_on_with_fewer_ranks(training: Training, muster_main: Main) -> None:
@@ -104,14 +81,14 @@ def test_a_training_goes_on_with_fewer_ranks(training: Training, muster_main: Ma
     said = muster_main("devices", "r", "--release", "1")
     assert "gives back cpu:1, once its ranks have saved" in said.stdout, said.stderr
     training.until_ranks(2, 1)
-    assert "saved: asked to stop" in training.said.read_text(), "no deadline has ended it"
+    assert "saved: asked to stop" in training.said, "no deadline has ended it"
     training.until_it_moves()
     (training.path / "sick").touch()
-    assert process.wait(300) == 1, training.said.read_text()
-    assert "devices that it had" not in training.said.read_text()
+    assert process.wait(300) == 1, training.said
+    assert "devices that it had" not in training.said
     (training.path / "sick").unlink()
     training.hurry()
-    assert training.begin("resume", "r").wait(300) == 0, training.said.read_text()
+    assert training.begin("resume", "r").wait(300) == 0, training.said
     assert training.ranks == [2, 1, 1]
     assert training.steps == list(range(1, STEPS + 1)), "each step once"
 
@@ -145,7 +122,7 @@ def test_more_ranks_than_can_be_then_killed_and_interrupted(
     assert "takes cpu:2" in muster_main("devices", "r", "--add", "1").stdout
     training.until_ranks(2, 3, 2)  # a batch of 2 is too small for 3
     training.until_it_moves()
-    assert "It keeps the devices that it had" in training.said.read_text()
+    assert "It keeps the devices that it had" in training.said
     assert not (training.run / "devices.json").exists()
     muster_main("devices", "r", "--release", "1")
     process.send_signal(signal.SIGKILL)

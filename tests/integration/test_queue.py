@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.json_schemas import check_printed
-from tests.processes import is_gone
+from tests.processes import Commands, is_gone
 from tests.unit.api.test_lending import facts
 
 from muster.base.settings import child_environment
@@ -40,30 +39,18 @@ def stage(record):
 """
 
 
-class Place:
-    """A folder to work in, and what was started there."""
-
+class Place(Commands):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.started: list[subprocess.Popen[bytes]] = []
+        super().__init__(path)
         (path / "t.py").write_text(SOURCE)
         (path / "p.py").write_text("print('ran')\n")
         (path / "in.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
         (path / "facts.json").write_bytes(facts(2))
 
-    def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.path / "said.txt").open("ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "muster", *words], cwd=self.path,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
-
     def hold(self, *words: str) -> subprocess.Popen[bytes]:
         """A sweep that keeps its GPUs until there is a file called go."""
         process = self.begin("sweep", "t.py:held", "--seeds", "2", "--run-dir", "holder", *words)
-        until(lambda: list(self.leases.glob("*.claim")), self)
+        self.until(lambda: list(self.leases.glob("*.claim")))
         return process
 
     def queue(self) -> dict[str, Any]:
@@ -78,29 +65,14 @@ class Place:
     def leases(self) -> Path:
         return self.path / "leases"
 
-    @property
-    def said(self) -> str:
-        path = self.path / "said.txt"
-        return path.read_text() if path.exists() else ""
-
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
-    made = Place(tmp_path)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-
-
-def until(ready: Callable[[], object], place: Place) -> None:
-    deadline = time.monotonic() + 300
-    while not ready():
-        assert time.monotonic() < deadline, f"it did not happen in time: {place.said}"
-        time.sleep(0.05)
+    with Place(tmp_path) as made:
+        yield made
 
 
 def num_waiting(place: Place) -> int:
@@ -121,11 +93,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 def test_who_waits_is_shown_begins_in_turn_and_has_what_a_killed_run_had(place: Place) -> None:
     holder = place.hold("--devices", "2")
     first = place.begin(*COMMANDS["sweep"], "--wait", "--run-dir", "first")
-    until(lambda: num_waiting(place) == 1, place)
+    place.until(lambda: num_waiting(place) == 1)
     second = place.begin(
         *COMMANDS["map"], "--wait=2h", "--queue-priority", "-1", "--run-dir", "second"
     )
-    until(lambda: num_waiting(place) == 2, place)
+    place.until(lambda: num_waiting(place) == 2)
     shown = place.queue()
     assert [one["run"] for one in shown["waiting"]] == ["first", "second"]
     assert [one["position"] for one in shown["waiting"]] == [1, 2]
@@ -164,7 +136,7 @@ def test_a_request_to_end_leaves_the_queue_and_the_same_command_waits_again(
     number, code = (signal.SIGTERM, 75) if command in ("sweep", "map") else (signal.SIGINT, 130)
     folder = ("--run-dir", "r") if command != "run" else ()
     process = place.begin(*COMMANDS[command][:1], "--wait", *folder, *COMMANDS[command][1:])
-    until(lambda: "waiting: 1 of 1" in place.said, place)
+    place.until(lambda: "waiting: 1 of 1" in place.said)
     if command in ("train", "run"):  # a supervisor would keep torch in memory for days
         children = [one.cmdline() for one in psutil.Process(process.pid).children()]
         assert not any("muster.supervisor.main" in words for words in children)
@@ -190,7 +162,7 @@ def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(
         assert f"kill {pid}" in place.said and str(log) in place.said
         assert "waiting: 1 of 1" in log.read_text()
         (place.path / "go").touch()
-        until(lambda: is_gone(pid), place)
+        place.until(lambda: is_gone(pid))
         printed = (place.path / "r" / "logs" / "command.log").read_text()
         assert printed.count("waiting: 1 of 1") == 1 and "2 done" in printed
         assert not log.exists()
@@ -205,7 +177,7 @@ def test_a_run_that_was_begun_waits_when_it_is_resumed(place: Place) -> None:
     assert begun.wait(timeout=300) == 0
     place.hold("--devices", "2")
     again = place.begin("resume", "r", "--wait")
-    until(lambda: num_waiting(place) == 1, place)
+    place.until(lambda: num_waiting(place) == 1)
     (place.path / "go").touch()
     assert again.wait(timeout=300) == 0, place.said
 

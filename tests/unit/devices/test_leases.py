@@ -7,19 +7,18 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.processes import at_work
 
 from muster.base.errors import PlacementError, SetupError
-from muster.base.settings import Settings, child_environment
+from muster.base.settings import Settings
 from muster.devices.inventory import Device, Inventory
 from muster.devices.leases import Lease, LeaseHeld, acquire, place_and_lease
 from muster.devices.placement import Placement, parse_devices
@@ -53,25 +52,9 @@ time.sleep(60)
 """
 
 
-@contextmanager
-def holder(folder: Path, uuid: str, how: str = "alone") -> Iterator[tuple[int, int]]:
+def holder(folder: Path, uuid: str, how: str = "alone") -> AbstractContextManager[tuple[int, int]]:
     """A process that holds the lease: its pid and its child's (0: none)."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), uuid, how],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment({"PYTHONPATH": str(SOURCE)}),
-    )
-    child = 0
-    try:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        yield process.pid, child
-    finally:
-        process.kill()
-        process.communicate()
-        if child:
-            os.kill(child, signal.SIGKILL)
+    return at_work(HOLDER, str(folder), uuid, how)
 
 
 def leased_after_death(uuid: str, settings: Settings) -> Lease | LeaseHeld:

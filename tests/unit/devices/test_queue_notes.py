@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.processes import at_work
 
 from muster.base.errors import SetupError
 from muster.base.settings import Settings, child_environment, read_settings
@@ -53,20 +54,8 @@ time.sleep(60)
 
 @contextmanager
 def written(folder: Path, kind: str, record: object = TICKET, how: str = "alone") -> Iterator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), kind, json.dumps(record), how],
-        stdout=subprocess.PIPE, text=True, env=child_environment({"PYTHONPATH": str(SOURCE)}),
-    )  # fmt: skip
-    child = -1
-    try:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()
-        if child > 0:
-            os.kill(child, signal.SIGKILL)
+    with at_work(WRITER, str(folder), kind, json.dumps(record), how) as (pid, _):
+        yield pid
 
 
 def alive(folder: Path) -> list[str]:

@@ -101,7 +101,7 @@ def _of_run(run: Run, file: Path) -> str:
     why = f"What {run.folder.name} was begun with."
     if stored.argv:
         return file_of(stored.argv, why, folder)
-    if stored.kind != "sweep" or "target" not in stored.fixed or stored.is_search:
+    if "target" not in stored.fixed or stored.is_search:  # it is no sweep, or chooses by itself
         raise UsageError(
             f"{run.path} was made by a call of {stored.call} in a program, and its record does not "
             "name all that the call was given.",
