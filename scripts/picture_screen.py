@@ -17,8 +17,8 @@ from rich.text import Text
 
 from muster.api.launch import Audience, run_workload
 from muster.cli.commands.sweep import flags_of_sweep, workload_of
-from muster.cli.display import render
 from muster.cli.flags import sweep_options
+from muster.cli.screens import render
 from muster.farm.view import RunView
 
 WORK = """

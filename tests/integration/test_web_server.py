@@ -397,7 +397,7 @@ def test_a_port_that_is_taken_is_said(place: Path, server: WebServer) -> None:
 def test_no_other_command_loads_the_server() -> None:
     """The command line starts as fast as before: only this command imports a web server."""
     code = (
-        "import sys, muster, muster.cli.main, muster.api.runs, muster.cli.commands.web;"
+        "import sys, muster, muster.cli.main, muster.api.runs, muster.cli.commands.pages;"
         "print([name for name in sys.modules if name.split('.')[0] in ('starlette', 'uvicorn')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -26,7 +26,7 @@ from muster.farm.executors.table import check_executor
 from muster.farm.executors.worker_process import interpreter, worker_python
 from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
-from muster.farm.metric_source import STDOUT, parse_source
+from muster.farm.metrics import STDOUT, parse_source
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.plan import Ending, Numbers
 from muster.farm.space import Space, describe_difference
@@ -156,7 +156,7 @@ def of_target_text(text: str, space: Space) -> Workload:
 def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str = "") -> Workload:
     """Tasks that run a command once per parameter set, with the values filled in as arguments.
 
-    ``metrics_from``: where its numbers over time are, see `muster.farm.metric_source`. Raises
+    ``metrics_from``: where its numbers over time are, see `muster.farm.metrics`. Raises
     UsageError where there is no such program, or a place in the command has no parameter.
     """
     if metrics_from:

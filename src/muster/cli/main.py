@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "predict step time, speed-up, memory, energy and cost",
     ),
     "slurm-script": (
-        "muster.cli.commands.slurm_script:main",
+        "muster.cli.commands.slurm:slurm_script",
         "write the batch script of a job for SLURM, to edit it",
     ),
     "collect": (
@@ -84,10 +84,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "show what a run has logged over time, or write it to a file",
     ),
     "report": (
-        "muster.cli.commands.report:main",
+        "muster.cli.commands.pages:report",
         "put a run of any kind on one page, with its figures",
     ),
-    "web": ("muster.cli.commands.web:main", "look at runs in a browser, live"),
+    "web": ("muster.cli.commands.pages:web", "look at runs in a browser, live"),
     "track": (
         "muster.cli.commands.tables:track_run",
         "send a run to trackers: W&B, MLflow, trackio, TensorBoard",

@@ -213,7 +213,7 @@ class PlainScreen(WarningScreen):
 
 
 class LiveScreen(SilentScreen):
-    """The live display of a terminal, drawn by ``cli.display``."""
+    """The live display of a terminal, drawn by ``cli.screens``."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -230,7 +230,7 @@ class LiveScreen(SilentScreen):
         self._live.__exit__(None, None, None)
 
     def show(self, view: RunView) -> None:
-        from muster.cli.display import render
+        from muster.cli.screens import render
 
         picture: RenderableType = render(view, self._console.height)
         self._live.update(picture)

@@ -138,7 +138,7 @@ class TargetSpec:
     max_batch_on_cpu: int | None = None  # None: as many
     is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
-    metrics_from: str = ""  # of a command: see `muster.farm.metric_source`
+    metrics_from: str = ""  # of a command: see `muster.farm.metrics`
     goal: str = ""  # of a search that ends tasks early: the metric by which it decides,
     rungs: tuple[float, ...] = ()  # and the steps at which it may
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.hostile_texts import HOSTILE, Terminal, orders_in
 
 from muster.cli import output
-from muster.cli.display import render
+from muster.cli.screens import render
 from muster.farm.view import RunView, WorkerLine
 
 

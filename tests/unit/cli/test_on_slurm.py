@@ -10,9 +10,8 @@ from tests.conftest import MusterCli
 
 from muster.api.array import Array
 from muster.api.slurm_gang import SlurmGang
-from muster.cli.array import element_of
 from muster.cli.commands.run import flags_of_run, slurm_gang
-from muster.cli.commands.slurm_script import FileFlags
+from muster.cli.commands.slurm import FileFlags, element_of
 from muster.cli.main import read_command
 from muster.cli.values import wants_slurm
 from muster.run.folder import RunFolder

@@ -16,7 +16,7 @@ from muster.base.metric_log import PROCESS, mark_start, read_line
 from muster.base.settings import child_environment
 from muster.farm import metrics
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.metric_source import parse_source
+from muster.farm.metrics import parse_source
 from muster.farm.worker.gather import Follower
 from muster.run.folder import RunFolder
 

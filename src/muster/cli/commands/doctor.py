@@ -15,7 +15,7 @@ from muster.base.clock import human_duration
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
-from muster.cli import output, plan_screen
+from muster.cli import output, screens
 from muster.cli.flags import JsonFlags
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
@@ -166,7 +166,7 @@ def _show(flags: _Doctor, found: Examination, plans: Sequence[MemoryPlan]) -> No
     if not flags.quiet:
         output.say(summary(found.findings, found.facts.seconds))
     for plan in plans:
-        plan_screen.show_memory(plan)
+        screens.show_memory(plan)
     if flags.fix is not None:
         output.remark(f"source {flags.fix_file or _FIX_FILE}   # sets what can be set")
 

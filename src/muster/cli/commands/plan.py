@@ -11,7 +11,7 @@ from muster.api.runs import Run, open_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
-from muster.cli import output, plan_screen
+from muster.cli import output, screens
 from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse_groups
 from muster.cli.recipes import AGENTS, TASKS
@@ -105,7 +105,7 @@ def _plan_training(what: str, known: Known, shown: _Shown) -> int:
     if shown.json:
         output.say_json(record)
     else:
-        plan_screen.show_training(plan)
+        screens.show_training(plan)
     return EXIT_OK
 
 
@@ -120,7 +120,7 @@ def _plan_memory(known: Known, shown: _Shown) -> int:
         output.say_json([plan.record() for plan in plans])
     else:
         for plan in plans:
-            plan_screen.show_memory(plan)
+            screens.show_memory(plan)
     return EXIT_SOME_FAILED if any(plan.fits is False for plan in plans) else EXIT_OK
 
 
@@ -129,9 +129,9 @@ def _plan_run(flags: _Plan) -> int:
     if run.folder.ledger.exists():
         plan = plan_sweep(run, _worker_counts(flags.shown.workers))
         if flags.shown.json:
-            output.say_json(plan_screen.sweep_record(plan))
+            output.say_json(screens.sweep_record(plan))
         else:
-            plan_screen.show_sweep(plan)
+            screens.show_sweep(plan)
         return EXIT_OK
     if not has_plan(run.folder):
         raise UsageError(
@@ -142,7 +142,7 @@ def _plan_run(flags: _Plan) -> int:
     if flags.shown.json:
         output.say_json(found.record())
     else:
-        plan_screen.show_comparison(run.folder.name, found)
+        screens.show_comparison(run.folder.name, found)
     return EXIT_OK
 
 

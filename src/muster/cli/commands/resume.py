@@ -268,7 +268,7 @@ def _refuse_array(run: Run, command: str, engine: str) -> None:
 
 
 def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
-    from muster.cli.array import digest_of_array, element_of
+    from muster.cli.commands.slurm import digest_of_array, element_of
 
     array = read_array(folder)
     if array is None or not array.argv:

@@ -35,7 +35,7 @@ from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
 if TYPE_CHECKING:
-    from muster.cli.array import SlurmArray
+    from muster.cli.commands.slurm import SlurmArray
 
 _HELP = """Run TARGET once for every setting and seed, on every device, and record every result.
 
@@ -108,7 +108,7 @@ def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] =
     workload = dataclasses.replace(workload_of(parsed), reopens=reopens)
     options = sweep_options(parsed)
     if parsed.sharing.array is not None:
-        from muster.cli.array import array_of, send_array
+        from muster.cli.commands.slurm import array_of, send_array
 
         return send_array(array_of(workload, options, parsed, typed), parsed.shown)
     if parsed.sharing.part is not None:
@@ -120,7 +120,7 @@ def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] =
 
 def slurm_array(parsed: Parsed) -> SlurmArray:
     """What is sent to SLURM where the flags say so."""
-    from muster.cli.array import array_of
+    from muster.cli.commands.slurm import array_of
 
     if parsed.sharing.array is None:
         raise UsageError(

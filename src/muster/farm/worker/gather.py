@@ -16,8 +16,7 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.metric_log import PROCESS, as_number, as_step, is_mark, read_line
-from muster.farm.metric_source import EventFiles, Printed
-from muster.farm.metrics import POINT, decode, encode, join
+from muster.farm.metrics import POINT, EventFiles, Printed, decode, encode, join
 from muster.farm.worker.inbox import Line
 from muster.run.folder import RunFolder
 
