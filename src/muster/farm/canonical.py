@@ -22,7 +22,7 @@ it is recorded beside the run and compared there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from hashlib import blake2b
 from typing import Any
@@ -74,6 +74,15 @@ def decode(data: bytes) -> Any:
     """The value that was encoded; ValueError when ``data`` was not written by this module."""
     value = orjson.loads(data)
     return _untag(value) if b'"$' in data else value
+
+
+def decode_all(texts: Sequence[bytes]) -> list[Any]:
+    """`decode` of each, read as one text where none has a tag."""
+    joined = b",".join(texts)
+    if b'"$' in joined:
+        return [decode(text) for text in texts]
+    values: list[Any] = orjson.loads(b"[" + joined + b"]")
+    return values
 
 
 def short_key(key: bytes) -> str:

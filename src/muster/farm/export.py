@@ -6,6 +6,7 @@ that its own memory stays small. Missing is empty, never 0.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ _FORMULA = r"^[=+\-@\t\r]"
 def export(folder: RunFolder, target: Path) -> int:
     """Write the table to ``target`` (.parquet, .csv or .jsonl) and return its number of rows."""
     suffix = _suffix_of(target)
-    with writing(target):
+    with writing(target), without_collector():
         if suffix == ".jsonl":
             return _export_lines(folder, target)
         known, count = _num_tasks(folder), 0
@@ -102,6 +103,18 @@ def check_target(target: Path) -> None:
             f"Cannot export to {target}: there is no folder {target.parent}.",
             hint="make that folder first, or name another.",
         )
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Rows hold no cycles, and looking for some takes a fifth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -201,6 +214,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:  # a child of this process: it goes when that is killed
         die_with_parent(int(sys.argv[2]))
     try:
-        refresh(RunFolder(Path(sys.argv[1])))
+        with without_collector():
+            refresh(RunFolder(Path(sys.argv[1])))
     except MusterError as problem:
         sys.exit(str(problem))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
-from muster.farm.template import is_command_of, is_number, to_number
+from muster.farm.template import has_places, is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 
 #: What muster says about every task, after the parameters and the metrics.
@@ -34,6 +34,8 @@ SYSTEM = {
 
 
 _CHUNK = 20_000
+_WITH_RESULT = frozenset({TaskState.DONE, TaskState.STOPPED})
+_FINAL = frozenset(state for state in TaskState if state.is_final)
 #: After these, where attempts of more than one code are in the run: which one it was.
 _CODE, _CODE_DIGITS = "code", 8
 #: And where a search began tasks with the checkpoints of others: with whose.
@@ -44,14 +46,38 @@ Row = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 PARTS = {"param": 0, "metric": 1, "system": 2}
 
 
+class Block(NamedTuple):
+    """Some tasks that follow each other: parameters and metrics of each, and by column what muster
+    says about them.
+    """
+
+    params: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    system: dict[str, list[Any]]
+
+
 def rows(folder: RunFolder) -> Iterator[Row]:
     """Every task in the order of the plan."""
+    for block in blocks(folder):
+        systems = zip(*block.system.values(), strict=True)
+        names = tuple(block.system)
+        for params, metrics, values in zip(block.params, block.metrics, systems, strict=True):
+            yield params, metrics, dict(zip(names, values, strict=True))
+
+
+def blocks(folder: RunFolder) -> Iterator[Block]:
+    """Every task in the order of the plan, some thousand at a time: column by column it takes a
+    fifth of the time that it takes row by row.
+    """
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         origins = {number: short_key(key) for number, key in ledger.origins().items()}
-        for row in ledger.tasks():
-            system = {**system_of(folder, row), _ORIGIN: origins.get(row.task_id)}
-            yield _params(row, numbers), metrics_of(folder, row), system
+        for chunk in ledger.every(_CHUNK, *TaskRow._fields):
+            of: Any = TaskRow._make(zip(*chunk, strict=True))
+            system = _system(folder, of)
+            system[_ORIGIN] = [origins.get(number) for number in of.task_id]
+            metrics = _metrics(folder, of.key, of.state, of.value)
+            yield Block(_params(of.target, of.payload, numbers), metrics, system)
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -59,16 +85,21 @@ def done_rows(folder: RunFolder) -> Iterator[Row]:
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             if row.state is TaskState.DONE:
-                yield _params(row, frozenset()), metrics_of(folder, row), system_of(folder, row)
+                [params] = _params([row.target], [row.payload], frozenset())
+                yield params, metrics_of(folder, row), system_of(folder, row)
 
 
 def _numbers(folder: RunFolder) -> frozenset[str]:
     """Parameters of commands, which are texts, all of whose values are numbers."""
     found: dict[str, bool] = {}
     with LedgerReader(folder.ledger) as ledger:
-        for row in ledger.tasks():
-            params = canonical.decode(row.payload)
-            if not is_command_of(row.target, params):
+        if not any(map(has_places, ledger.targets())):
+            return frozenset()
+        for target, payload in itertools.chain.from_iterable(
+            ledger.every(_CHUNK, "target", "payload")
+        ):
+            params = canonical.decode(payload)
+            if not is_command_of(target, params):
                 continue
             for name, value in params.items():
                 if isinstance(value, str):
@@ -76,14 +107,24 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
     return frozenset(name for name, is_one in found.items() if is_one)
 
 
-def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
-    params = flattened(canonical.decode(row.payload))
-    if not numbers or not is_command_of(row.target, params):
-        return params
-    return {
-        name: to_number(value) if name in numbers and isinstance(value, str) else value
-        for name, value in params.items()
-    }
+def _params(
+    targets: Sequence[str], payloads: Sequence[bytes], numbers: frozenset[str]
+) -> list[dict[str, Any]]:
+    """The parameters of some tasks; those of commands that are ``numbers`` as such."""
+    found = canonical.decode_all(payloads)
+    if sum(map(bytes.count, payloads, itertools.repeat(b"{"))) > len(payloads):
+        found = [flattened(params) for params in found]
+    if not numbers:
+        return found
+    return [
+        {
+            name: to_number(value) if name in numbers and isinstance(value, str) else value
+            for name, value in params.items()
+        }
+        if is_command_of(target, params)
+        else params
+        for target, params in zip(targets, found, strict=True)
+    ]
 
 
 def flattened(params: dict[str, Any]) -> dict[str, Any]:
@@ -99,28 +140,51 @@ def flattened(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
-    if row.state not in (TaskState.DONE, TaskState.STOPPED):
-        return {}
-    value = whole_value(folder, row.key.hex(), row.state, row.value)
-    metrics: dict[str, Any] = canonical.decode(value)
-    return metrics
+    return _metrics(folder, [row.key], [row.state], [row.value])[0]
+
+
+def _metrics(
+    folder: RunFolder, keys: Sequence[bytes], states: Sequence[int], values: Sequence[bytes | None]
+) -> list[dict[str, Any]]:
+    return canonical.decode_all([
+        (value or whole_value(folder, key.hex(), TaskState(state), value))
+        if state in _WITH_RESULT
+        else b"{}"
+        for key, state, value in zip(keys, states, values, strict=True)
+    ])  # fmt: skip
 
 
 def system_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     """What muster says about a task, by the names in SYSTEM and the code."""
-    key = row.key.hex()
-    names = {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
+    return {name: column[0] for name, column in _system(folder, TaskRow._make(zip(row))).items()}
+
+
+def _system(folder: RunFolder, of: Any) -> dict[str, list[Any]]:
+    """The same of some tasks: ``of`` has their columns by the names of `TaskRow`."""
+    keys = [key.hex() for key in of.key]
+    targets = {target: shown_line(target) for target in set(of.target)}
+    names = {state: state.name.lower() for state in TaskState}
+    names |= {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
     return {
-        "task": key[:12],
-        "target": shown_line(row.target),
-        "state": names.get(row.state, row.state.name.lower()),
-        "attempts": row.attempts,
-        "seconds": row.seconds if row.state.is_final else None,
-        "device": row.device,
-        "peak_mib": row.peak_mib,
-        "folder": str(folder.artifact(key).relative_to(folder.path)) if row.has_files else None,
-        "error": error_of(row.state, row.outcome, row.message),
-        _CODE: row.code and row.code[:_CODE_DIGITS],
+        "task": [key[:12] for key in keys],
+        "target": [targets[target] for target in of.target],
+        "state": [names[state] for state in of.state],
+        "attempts": of.attempts,
+        "seconds": [
+            seconds if state in _FINAL else None
+            for state, seconds in zip(of.state, of.seconds, strict=True)
+        ],
+        "device": of.device,
+        "peak_mib": of.peak_mib,
+        "folder": [
+            str(folder.artifact(key).relative_to(folder.path)) if has_files else None
+            for key, has_files in zip(keys, of.has_files, strict=True)
+        ],
+        "error": [
+            error_of(TaskState.FAILED, outcome, message) if state == TaskState.FAILED else None
+            for state, outcome, message in zip(of.state, of.outcome, of.message, strict=True)
+        ],
+        _CODE: [code and code[:_CODE_DIGITS] for code in of.code],
     }
 
 
@@ -141,13 +205,15 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     with LedgerReader(folder.ledger) as ledger:
         more = [_CODE] if ledger.num_codes() > 1 else []
         more += [_ORIGIN] if ledger.origins() else []
-        for row in ledger.tasks():
-            for part, values in (
-                ("param", _params(row, numbers)),
-                ("metric", metrics_of(folder, row)),
+        for chunk in ledger.every(_CHUNK, "key", "target", "payload", "state", "value"):
+            keys, targets, payloads, states, values = zip(*chunk, strict=True)
+            for part, found in (
+                ("param", _params(targets, payloads, numbers)),
+                ("metric", _metrics(folder, keys, states, values)),
             ):
-                for name, value in values.items():
-                    seen[part, name] = widen(seen.get((part, name)), value)
+                for name in dict.fromkeys(itertools.chain.from_iterable(found)):
+                    own = [row[name] for row in found if name in row]
+                    seen[part, name] = widen_by_all(seen.get((part, name)), own)
     table: dict[str, tuple[str, str, pa.DataType]] = {}
     for part in ("param", "metric"):
         for (owner, name), kind in seen.items():
@@ -184,6 +250,17 @@ def widen(kind: pa.DataType | None, value: Any) -> pa.DataType | None:
         if inner == {"int64", "double"}:
             return pa.list_(pa.float64())
     return pa.string()
+
+
+def widen_by_all(kind: pa.DataType | None, values: Sequence[Any]) -> pa.DataType | None:
+    """`widen` by one value after the other; of numbers and texts a few stand for all."""
+    types = set(map(type, values))
+    if types <= {int, float, str, bool, type(None)}:
+        whole = [value for value in values if type(value) is int] if int in types else []
+        values = [*(each() for each in types), *([min(whole), max(whole)] if whole else [])]
+    for value in values:
+        kind = widen(kind, value)
+    return kind
 
 
 def _type_of(value: Any) -> pa.DataType | None:
@@ -232,18 +309,19 @@ def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     schema = pa.schema([(name, kind) for name, (_, _, kind) in table.items()])
 
     def stream() -> Iterator[pa.RecordBatch]:
-        all_rows = rows(folder)
-        while chunk := list(itertools.islice(all_rows, _CHUNK)):
-            arrays = [_column(chunk, *source) for source in table.values()]
+        for block in blocks(folder):
+            arrays = [_column(block, *source) for source in table.values()]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return schema, stream()
 
 
-def _column(chunk: Sequence[Row], part: str, name: str, kind: pa.DataType) -> pa.Array:
+def _column(block: Block, part: str, name: str, kind: pa.DataType) -> pa.Array:
     """One column of some rows; values that do not fit its type are converted to it."""
-    index = PARTS[part]
-    values = [row[index].get(name) for row in chunk]
+    if part == "system":
+        values = block.system[name]
+    else:
+        values = [row.get(name) for row in (block.params if part == "param" else block.metrics)]
     try:
         column = pa.array(values, type=kind)
         if not (kind == TEXT and pc.any(pc.match_substring(column, "\\ud")).as_py()):

@@ -27,6 +27,11 @@ def names_in(part: str) -> set[str]:
     return set(_PLACE.findall(part))
 
 
+def has_places(target: str) -> bool:
+    """Whether there are parameters for which ``target`` `is_command_of`."""
+    return bool(_VARIABLE.search(target) or _PLACE.search(target))
+
+
 def is_command_of(target: str, names: Collection[str]) -> bool:
     """Whether ``target`` is the line of a command that ``names`` are filled into."""
     if not names:

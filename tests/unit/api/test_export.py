@@ -8,15 +8,19 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.hostile_texts import unescape_surrogates
 
 import muster
 from muster.base.errors import UsageError
 from muster.farm.canonical import decode, escape_surrogates
+from muster.farm.rows import widen, widen_by_all
 
 TARGET = """
 import math
@@ -75,6 +79,21 @@ def test_names_that_are_taken_get_a_prefix(run: muster.Run) -> None:
     assert row["metric_kind"] == "a metric named like the parameter"
     assert row["metric_state"] == "mine"
     assert row["state"] == "done"
+
+
+_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=2),
+    st.lists(st.one_of(st.integers(0, 3), st.floats(), st.none()), max_size=2),
+    st.just({}),
+)  # fmt: skip
+
+
+@given(st.lists(_VALUES, max_size=6), st.lists(_VALUES, max_size=6))
+def test_the_type_of_a_column_does_not_depend_on_how_its_rows_are_read(
+    before: list[object], values: list[object]
+) -> None:
+    kind = reduce(widen, before, None)
+    assert widen_by_all(kind, values) == reduce(widen, values, kind)
 
 
 def test_parquet_and_csv_are_the_same_table(run: muster.Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -233,6 +233,18 @@ class LedgerQueries:
             return self._all(self._select(fields, "WHERE t.task_id BETWEEN ? AND ? "), first, last)
         marks = ", ".join("?" * len(task_ids))
         return self._all(self._select(fields, f"WHERE t.task_id IN ({marks}) "), *task_ids)
+
+    def targets(self) -> list[str]:
+        return [row[0] for row in self._all("SELECT name FROM targets")]
+
+    def every(self, most: int, *fields: str) -> Iterator[list[tuple[Any, ...]]]:
+        """These fields of `TaskRow`, as SQLite has them, of all tasks in the order of the plan,
+        ``most`` at a time.
+        """
+        with explained(self.path, "read"):
+            cursor = self._db.execute(self._select(fields, ""))
+            while rows := cursor.fetchmany(most):
+                yield rows
 
     def _select(self, fields: Sequence[str], which: str) -> str:
         known = _FIELDS if has_worker_code(self._db) else {**_FIELDS, "code": "NULL"}
