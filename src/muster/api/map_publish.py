@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,10 +161,24 @@ def publish(
 
 
 def _may_repeat_ids(folder: RunFolder, job: MapJob, source: Source) -> bool:
-    """Whether records have ids from the input or from a stage; those that we give never repeat."""
-    if not job.settings.keeps_ids or "id" in source.describe()["columns"]:
-        return job.settings.keeps_ids
-    return any(value.get("own_ids") for _, _, value in _chunks(folder))
+    """Whether records have ids from the input or from a stage, which may be the same; those that
+    we give never repeat.
+    """
+    if not job.settings.keeps_ids:
+        return False
+    done = [value for state, _, value in _chunks(folder) if state is TaskState.DONE]
+    are_given = "id" in source.describe()["columns"] or any(v.get("own_ids") for v in done)
+    return are_given and not are_apart([value.get("ids") for value in done])
+
+
+def are_apart(ends: Sequence[list[Any] | None]) -> bool:
+    """Whether no two chunks can have one id, by what each says of its `RisingIds`."""
+    if None in ends:
+        return False
+    try:
+        return all(last < first for (_, last), (first, _) in pairwise(sorted(filter(None, ends))))
+    except TypeError:  # one has texts where another has numbers
+        return False
 
 
 def allow_output(folder: RunFolder, sink: SinkSpec) -> None:

@@ -128,6 +128,7 @@ class Chunk:
             "sha256": totals.sha256,
             "errors_bytes": totals.bad_size,
             "own_ids": self._writer.has_own_ids,
+            "ids": self._writer.ids.ends,
         }
 
     def _set_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +24,37 @@ _TOO_MANY_HELD = 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 _MOST_SHOWN = 1000
+_LONGEST_ID = 200
 _TYPED_OPTIONS = _OPTIONS | orjson.OPT_PASSTHROUGH_DATETIME
 
 #: A row and the lines of its records.
 Written = tuple[Row, list[bytes]]
+
+
+class RisingIds:
+    """Whether each id is greater than the one before, so that no two are the same.
+
+    ``ends``: nothing, or the first and the last id, for as long as all are whole numbers or all
+    texts, and rise. None otherwise, or where some ids are not known.
+    """
+
+    def __init__(self, ends: list[Any] | None) -> None:
+        self.ends = ends
+
+    def add(self, ids: list[Any]) -> None:
+        if self.ends is None or not ids:
+            return
+        ends, ids = [self.ends[0] if self.ends else ids[0], ids[-1]], [*self.ends[1:], *ids]
+        is_of_one_type = set(map(type, ids)) in ({int}, {str})
+        is_rising = is_of_one_type and all(map(operator.lt, ids, ids[1:]))
+        self.ends = ends if is_rising and all(map(_is_short, ends)) else None
+
+
+def _is_short(value: int | str) -> bool:
+    """Whether an id is written in the ledger as it is."""
+    if isinstance(value, int):
+        return value.bit_length() < 64
+    return len(value) <= _LONGEST_ID and value.isascii()
 
 
 class RowWriter:
@@ -42,6 +70,7 @@ class RowWriter:
         #: Whether there is another id than those that we give; of rows of earlier attempts nobody
         #: has told.
         self.has_own_ids = self._gives_ids and journal.num_done > 0
+        self.ids = RisingIds([] if plan.keeps_ids and not journal.num_done else None)
 
     def store(self, batch: list[Row], *, is_certain: bool = False) -> None:
         """Journal the rows; those of a worker without any success wait for one (see `end`), unless
@@ -54,6 +83,8 @@ class RowWriter:
         worker.rejected_in.update(failure.stage for row in batch for failure in row.failures)
         if self._gives_ids and not self.has_own_ids:
             self.has_own_ids = not all(map(self._has_our_ids, batch))
+        if self.ids.ends is not None:
+            self.ids.add([record.get("id") for row in batch for record in row.records])
         if is_certain:
             self._write(written)
             return

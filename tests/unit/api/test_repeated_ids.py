@@ -6,13 +6,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import muster
+from muster.api.map_publish import are_apart
+from muster.farm.canonical import decode, encode
 from muster.pipeline.sinks.formats import read_output, spec_of
+from muster.pipeline.writing import RisingIds
 
 STAGE = "def same(record):\n    return record\n"
 IDS = ["a", "b", "a", "c", "b", "a"]
@@ -84,6 +90,34 @@ def test_ids_that_differ_or_are_none_are_no_news(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert muster.map(same, iter(rows), "out.jsonl", executor="inline").notes == ()
+
+
+SOME_IDS = st.one_of(
+    st.lists(st.integers(0, 9), max_size=6),
+    st.sets(st.integers(-(2**70), 2**70), max_size=6).map(sorted),
+    st.sets(st.text("ab\u00e9", max_size=3), max_size=6).map(sorted),
+    st.lists(st.sampled_from([None, 1, 1.0, True, "1", [1]]), max_size=3),
+)
+
+
+@given(st.lists(SOME_IDS, max_size=4))
+def test_chunks_that_say_that_their_ids_differ_have_no_id_twice(chunks: list[list[Any]]) -> None:
+    ends = []
+    for ids in chunks:
+        rising = RisingIds([])
+        rising.add(ids[:2])
+        rising.add(ids[2:])
+        ends.append(decode(encode(rising.ends)))
+    every = [json.dumps(value) for ids in chunks for value in ids]
+    assert not are_apart(ends) or len(set(every)) == len(every)
+
+
+def test_ids_that_rise_are_known_to_differ_and_others_are_not() -> None:
+    assert are_apart([[5, 9], [], [0, 4]])
+    assert not are_apart([[0, 5], [5, 9]])
+    assert not are_apart([[0, 5], None])
+    assert not are_apart([None])
+    assert not are_apart([[0, 5], ["a", "b"]])
 
 
 @pytest.mark.parametrize("more", [[], ["--chunk-rows", "1"]])
