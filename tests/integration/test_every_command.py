@@ -81,7 +81,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def f(x: int) -> dict:\n    print('hello', x)\n"
         "    if x == 3:\n        raise ValueError('no 3')\n    return {'y': 2 * x}\n"
     )
-    (place / "s.py").write_text("def stage(r):\n    return {**r, 'b': r['a'] + 1}\n")
+    (place / "s.py").write_text(
+        "def stage(r):\n    print('record', r['a'])\n    return {**r, 'b': r['a'] + 1}\n"
+    )
     (place / "in.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (place / "t.py").write_text(slow_task(0.0))
     before = Path.cwd()
@@ -651,3 +653,54 @@ def test_every_json_has_a_schema_and_is_held_to_it() -> None:
     assert schemas().keys() == wanted | {"detach"}  # which test_detach.py holds
     for schema in schemas().values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+# ---------------------------------------------------------------------- logs
+
+#: What is asked of `muster logs`, the exit code, and what is shown, in this order.
+LOGS: tuple[tuple[str, tuple[str, ...], int, tuple[str, ...]], ...] = (
+    ("sweep", ("1",), 0, ("--- attempt 1 (ok)", "hello 1")),
+    ("sweep", ("3", "-n", "1"), 0, ("hello 3", "--- error", "ValueError: no 3")),
+    ("sweep", ("zz",), 2, ("There is no task 'zz'",)),
+    ("sweep", (), 2, ("Failed: 3", "muster logs runs/sweep -f")),
+    ("sweep", ("-n", "1"), 0, ("worker-0: hello 3",)),
+    ("element", ("1",), 0, ("hello 1",)),
+    ("map", ("1",), 0, ("--- attempt 1 (ok)", "record 1", "record 2")),
+    ("map", ("2",), 2, ("There is no task '2'",)),
+    ("stages", ("1",), 0, ("--- stage 1, attempt 1", "record 1", "--- stage 2, attempt", "record")),
+    ("stages", ("-n", "1"), 0, ("worker-0: record 2", "worker-0: record 2")),
+    ("stages", (), 2, ("runs/stages has many tasks",)),
+    ("stages/stages/0", ("1",), 0, ("--- attempt 1", "record 2")),
+    ("begun", ("1",), 0, ("--- attempt 1", "record 2")),
+    ("begun", (), 2, ("runs/begun has many tasks", "muster logs runs/begun N")),
+    ("run", (), 0, ("--- rank 0", "hello from 0")),
+    ("run", ("1",), 0, ("--- rank 1", "hello from 1")),
+    ("run", ("7",), 2, ("There is no rank",)),
+    ("fit", ("0",), 2, ("No rank of runs/fit has printed anything", "muster.fit prints where")),
+    ("agent", (), 2, ("No rank of runs/agent has printed anything",)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def staged(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with a map that ran stage by stage, and one whose second stage has not begun."""
+    place = tmp_path_factory.mktemp("staged")
+    shutil.copytree(finished / "runs", place / "runs")
+    shutil.copytree(place / "runs/map", place / "runs/stages")
+    for name in ("stages", "begun"):
+        shutil.copytree(place / "runs/map", place / f"runs/{name}/stages/0")
+    return place
+
+
+@pytest.mark.parametrize(("kind", "words", "code", "shown"), LOGS)
+def test_logs_show_the_task_that_is_named(
+    kind: str, words: tuple[str, ...], code: int, shown: tuple[str, ...], staged: Path,
+    muster_main: Main,
+) -> None:  # fmt: skip
+    done = muster_main("logs", f"runs/{kind}", *words, folder=staged)
+    said, at = done.stdout + done.stderr, 0
+    assert done.returncode == code, said
+    for text in shown:
+        at = said.find(text, at) + 1
+        assert at > 0, (text, said)
+    assert ("stage 2" in said) == (kind == "stages" and words == ("1",)), said

@@ -32,8 +32,10 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
     """
     known = _ranks(folder)
     if not known:
+        begun = folder.metrics.exists()
         raise UsageError(
-            f"No rank of {folder.path} has printed anything.", hint="it has not begun."
+            f"No rank of {folder.path} has printed anything.",
+            hint="muster.fit prints where it was called." if begun else "it has not begun.",
         )
     if rank is None:
         chosen = failed_rank(folder)

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 from muster.api.experiment import find_experiment, why_experiment
 from muster.api.ranks import rank_log
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run
 from muster.api.watching import folders_of, is_at_work, latest, open_watched, pause_s
 from muster.api.why import Cause, Why, why
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
@@ -29,6 +29,7 @@ from muster.run.state import live_picture
 
 _TURN_S = 0.2
 _BLOCK = 1 << 16
+_FINAL = ("failed", "cancelled", "refused")
 #: A line that is longer is shown in pieces.
 _LONGEST_LINE = 1 << 20
 
@@ -39,7 +40,8 @@ class _Logs(RunPlace):
 
     task: Annotated[str | None, Flag(is_positional=True, metavar="[N]")] = None
     """The task's number or the start of its key, as `muster errors` and the table name it; of a
-    training or a program the rank, by default the one that failed first."""
+    training or a program the rank, by default the one that failed first. Of a map that runs stage
+    by stage, the task with this number of each stage; RUN/stages/0 names the first stage alone."""
     follow: Annotated[bool, Flag(aliases=("f",))] = False
     """Go on with what is printed from now on, also after the run was resumed, until all is done;
     without a task: of all workers, each line with its worker's name."""
@@ -73,7 +75,7 @@ def main(argv: list[str]) -> int:
     flags = parse(_Logs, argv, "logs", _HELP)
     if flags.lines is not None and flags.lines < 0:
         raise UsageError(f"--lines {flags.lines} is too small.", hint="write 0 or more.")
-    run = (open_run if flags.task is not None else open_watched)(flags.run)
+    run = open_watched(flags.run)
     parts = _parts(run, flags)
     shown = Shown(flags.lines)
     for part in parts():
@@ -85,11 +87,40 @@ def main(argv: list[str]) -> int:
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
     elif not run.stored.is_gang and flags.task is not None and not shown.has_begun:
-        output.say(f"This task has not ended an attempt yet; its output is in {run.folder.logs}.")
+        logs = latest(run).folder.logs
+        output.say(f"This task has not ended an attempt yet; its output is in {logs}.")
     shown.end()
-    if not run.stored.is_gang and flags.task is not None and (trace := run.trace(flags.task)):
-        output.say(f"--- error\n{trace.rstrip()}")
+    if not run.stored.is_gang and flags.task is not None:
+        for title, one, task in _tasks(run, flags):
+            if trace := one.trace(task):
+                output.say(f"--- {title}error\n{trace.rstrip()}")
     return EXIT_OK
+
+
+def _stages(run: Run, flags: _Logs) -> list[Run]:
+    """The run, or those of its stages that have begun, where the command names no single one."""
+    if Path(flags.run).absolute().parent.name == "stages":
+        return [run]
+    return [Run(folder.path) for folder in folders_of(run) if folder.exists()]
+
+
+def _tasks(run: Run, flags: _Logs) -> list[tuple[str, Run, str]]:
+    """The run that has the task that is named, or each stage that has one, with its title and the
+    task's number. Raises UsageError where there is none.
+    """
+    assert flags.task is not None
+    stages, found, error = _stages(run, flags), list[tuple[str, Run, str]](), None
+    for number, one in enumerate(stages, 1):
+        title = f"stage {number}, " if len(stages) > 1 else ""
+        try:
+            one.expect_tasks()
+            with LedgerReader(one.folder.ledger) as ledger:
+                found.append((title, one, str(one.task_number(ledger, flags.task))))
+        except UsageError as refusal:
+            error = refusal
+    if error is not None and not found:
+        raise error
+    return found
 
 
 def _parts(run: Run, flags: _Logs) -> Callable[[], list[Part]]:
@@ -105,33 +136,30 @@ def _parts(run: Run, flags: _Logs) -> Callable[[], list[Part]]:
 
         return of_rank
     if flags.task is not None:
-        task = flags.task
-        return lambda: _of_task(run, task)
+        return lambda: [part for one in _tasks(run, flags) for part in _of_task(*one)]
     if not (flags.follow or flags.lines is not None):
         named = "; ".join(run.failed_tasks())
         raise UsageError(
-            f"{run.path} has many tasks: say whose log you mean.",
-            hint=f"muster logs {run.path} N, with N the number of a task"
+            f"{flags.run} has many tasks: say whose log you mean.",
+            hint=f"muster logs {flags.run} N, with N the number of a task"
             + (f". Failed: {named}." if named else ", as in the table's row or its column `task`.")
-            + f" What all workers print: muster logs {run.path} -f",
+            + f" What all workers print: muster logs {flags.run} -f",
         )
     run.expect_tasks()
-    names_a_stage = Path(flags.run).parent.name == "stages"
     return lambda: [
         Part("", path, prefix=f"{path.stem}: ".encode())
-        for folder in ([run.folder] if names_a_stage else folders_of(run))
-        for path in sorted(folder.logs.glob("worker-*.log"))
+        for one in _stages(run, flags)
+        for path in sorted(one.folder.logs.glob("worker-*.log"))
     ]
 
 
-def _of_task(run: Run, task: str) -> list[Part]:
+def _of_task(title: str, run: Run, task: str) -> list[Part]:
     """The attempts that are recorded, and what the worker that is at it has printed since."""
-    run.expect_tasks()
     logs = run.folder.logs
     with LedgerReader(run.folder.ledger) as ledger:
-        row = ledger.task(run.task_number(ledger, task))
+        row = ledger.task(int(task))
         found = [
-            Part(f"--- attempt {one.token} ({one.outcome}), {one.log}", logs / one.log,
+            Part(f"--- {title}attempt {one.token} ({one.outcome}), {one.log}", logs / one.log,
                   one.start, max(one.start, one.end))
             for one in ledger.log_parts(row.task_id)
         ]  # fmt: skip
@@ -139,20 +167,27 @@ def _of_task(run: Run, task: str) -> list[Part]:
             for worker in (live_picture(run.folder) or {}).get("workers", ()):
                 is_at_it = worker["task"].partition(" ")[0] == str(row.task_id)
                 if is_at_it and (log := ledger.open_log(worker["slot"])) is not None:
-                    found.append(Part(f"--- running, {log[0]}", logs / log[0], log[1]))
+                    found.append(Part(f"--- {title}running, {log[0]}", logs / log[0], log[1]))
     return found
 
 
-def _is_final(run: Run, task: str | None) -> bool:
+def _is_final(run: Run, flags: _Logs) -> bool:
     """Whether nothing more will be printed, even if the run goes on one day."""
-    if task is not None and not run.stored.is_gang:
-        with LedgerReader(run.folder.ledger) as ledger:
-            return ledger.task(run.task_number(ledger, task)).state.is_final
-    last = latest(run)
+    last, stages = latest(run), _stages(run, flags)
+    if flags.task is not None and not run.stored.is_gang:
+        is_cut = stages[-1].path == last.path != run.folder.whole
+        if is_cut and last.status().state not in _FINAL:
+            return False  # the next stages have not begun
+        return all(_is_over(one, task) for _, one, task in _tasks(run, flags))
     state = last.status().state
     if state == "done":  # of a map that runs stage by stage the others may be to come
         return last.path == run.folder.whole
-    return state in ("failed", "cancelled", "refused")
+    return state in _FINAL
+
+
+def _is_over(run: Run, task: str) -> bool:
+    with LedgerReader(run.folder.ledger) as ledger:
+        return ledger.task(int(task)).state.is_final
 
 
 def _follow(run: Run, flags: _Logs, parts: Callable[[], list[Part]], shown: Shown) -> None:
@@ -163,7 +198,7 @@ def _follow(run: Run, flags: _Logs, parts: Callable[[], list[Part]], shown: Show
             due_s = time.monotonic() + max(1.0, pause_s(run))
             is_task = flags.task is not None and not run.stored.is_gang
             works = is_at_work(run)
-            is_over = (is_task or not works) and _is_final(run, flags.task)
+            is_over = (is_task or not works) and _is_final(run, flags)
             if not (works or is_over or is_told):
                 output.remark(f"--- {run.path} has stopped; what it prints when it goes on: below")
             is_told = not works
