@@ -139,7 +139,7 @@ def test_gpus_that_stand_idle_pause_the_run(percent: float, pauses: bool, tmp_pa
         session = Session(folder, None, None)
         with limited(folder, options, session, requests, lambda: 1, said.append):
             deadline = time.monotonic() + (60 if pauses else 0.8)
-            while time.monotonic() < deadline and not said:
+            while time.monotonic() < deadline and not requests.heard:
                 time.sleep(0.02)
             assert bool(requests.take()) == pauses
     assert ("busy for 3.0 %" in "".join(said)) == pauses
@@ -180,6 +180,25 @@ def test_a_limit_is_no_second_request(tmp_path: Path, monkeypatch: pytest.Monkey
         with limited(folder, options, session, requests, lambda: 1, said.append):
             time.sleep(0.2)
         assert requests.heard == [] and said == []
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_run_that_has_finished_by_then_pauses_nowhere(
+    is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_TURN_S", 0.01)
+    folder, said = RunFolder(tmp_path), list[str]()
+    folder.spent_json.write_text('{"gpu_hours": 2}')
+    with listening() as requests, requests.watched():
+        session, options = Session(folder, None, None), LimitOptions(max_gpu_hours=1)
+        with limited(folder, options, session, requests, lambda: 1, said.append):
+            while not requests.heard:
+                time.sleep(0.01)
+            if is_taken:
+                requests.take()
+        assert requests.heard == [] and bool(said) == is_taken
+    assert "done or saved, if more is left" in "".join(said) or not is_taken
 
 
 @pytest.mark.quick

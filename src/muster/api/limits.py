@@ -206,7 +206,9 @@ class _Keeper(threading.Thread):
         self._rows_bytes = _FIRST_ROWS_BYTES
 
     def run(self) -> None:
-        last, written, is_asked = time.monotonic(), time.monotonic(), False
+        last = written = time.monotonic()
+        asked: Reached | None = None
+        is_told = False
         while not self._is_over.wait(_TURN_S):
             now = time.monotonic()
             self._hours += self._num_devices() * (now - last) / 3600
@@ -214,8 +216,13 @@ class _Keeper(threading.Thread):
             if now - written > _WRITE_EVERY_S:
                 written = now
                 self._write()
-            if not is_asked and (found := self._look()):
-                is_asked = self._ask(found)
+            if asked is None and (found := self._look()) and self._requests.ask(signal.SIGTERM):
+                asked = found  # else it ends already, or nobody would hear it
+            if asked is not None and not is_told and self._requests.is_taken:
+                is_told = True
+                self._tell(asked)
+        if asked is not None and not is_told and self._requests.is_taken:
+            self._tell(asked)  # it has ended in the turn in which it was asked
 
     def close(self) -> None:
         self._is_over.set()
@@ -259,15 +266,14 @@ class _Keeper(threading.Thread):
                 return rows
             self._rows_bytes *= 2
 
-    def _ask(self, found: Reached) -> bool:
-        """Whether the run has been asked: not where it ends already, or nobody would hear it."""
-        if not self._requests.ask(signal.SIGTERM):
-            return False
-        text = f"{found.why}{PAUSES} when what it has in hand is done or saved"
+    def _tell(self, found: Reached) -> None:
+        """Once the run acts upon it: one that has finished before pauses nowhere."""
+        text = (
+            f"{found.why}{PAUSES} when what it has in hand is done or saved, if more is left"
+        )
         with contextlib.suppress(OSError):
             self._session.note("limit", text=f"{text}.")
         self._say(f"{text}. {_hint(self._folder, found)}")
-        return True
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):

@@ -108,6 +108,11 @@ class Requests:
         self.note(number, None)
         return True
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody acts upon what `ask` has noted."""
+        return self._asked is not self.heard
+
     def withdraw(self) -> None:
         """Take back what `ask` has noted where nobody has taken it."""
         if self._asked is self.heard and self.heard:
