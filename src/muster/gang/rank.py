@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
+import io
 import json
 import os
 import runpy
@@ -70,10 +72,17 @@ def become_and_leave(argv: list[str]) -> NoReturn:
             threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
             atexit._run_exitfuncs()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+            _flush_files()
             os._exit((code or 0) & 0xFF)
+
+
+def _flush_files() -> None:
+    """Write out what files that were opened in this process still hold, as the interpreter would at
+    its end; those from before the fork are frozen, and not looked at."""
+    opened = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]
+    for stream in (*opened, sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, only read, or a class of the user's
+            stream.flush()
 
 
 def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:

@@ -1,0 +1,47 @@
+"""A rank that was forked leaves without an end of the interpreter, and loses nothing by that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.base.settings import child_environment
+from muster.run.folder import RunFolder
+
+PROGRAM = """
+import logging, logging.handlers, sys
+text = open("text.txt", "w")
+text.write("text")
+class Holder:
+    raw = open("raw.bin", "wb")
+Holder.raw.write(b"raw")
+closed = open("closed.txt", "w")
+closed.close()
+handler = logging.handlers.MemoryHandler(9, target=logging.FileHandler("log.txt"))
+logging.getLogger().addHandler(handler)
+logging.warning("logged")
+print("printed", end="")
+sys.exit(ENDING)
+"""
+
+
+@pytest.mark.parametrize("ending", ["0", "3", "'why'"])
+def test_what_open_files_hold_is_written(ending: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run").logs.mkdir(parents=True)
+    (tmp_path / "p.py").write_text(PROGRAM.replace("ENDING", ending))
+    words = [str(tmp_path / "run"), str(os.getpid()), "script", "p.py"]
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": "29400"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c",
+         f"from muster.gang.rank import become_and_leave; become_and_leave({words})"],
+        cwd=tmp_path, env=child_environment(place), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == (1 if "why" in ending else int(ending)), done.stderr
+    assert done.stdout == "printed"
+    written = [(tmp_path / name).read_text() for name in ("text.txt", "raw.bin", "log.txt")]
+    assert written == ["text", "raw", "logged\n"]
