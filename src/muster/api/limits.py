@@ -268,9 +268,7 @@ class _Keeper(threading.Thread):
 
     def _tell(self, found: Reached) -> None:
         """Once the run acts upon it: one that has finished before pauses nowhere."""
-        text = (
-            f"{found.why}{PAUSES} when what it has in hand is done or saved, if more is left"
-        )
+        text = f"{found.why}{PAUSES} when what it has in hand is done or saved, if more is left"
         with contextlib.suppress(OSError):
             self._session.note("limit", text=f"{text}.")
         self._say(f"{text}. {_hint(self._folder, found)}")

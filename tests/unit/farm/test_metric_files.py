@@ -163,6 +163,10 @@ import sys, time
 print("epoch 1 loss=0.5 of 3", flush=True)
 print("epoch 2 loss=nan", end="\\r")
 sys.stdout.write("epoch 4 loss=1e-3")
+if sys.argv[1] == "2":
+    import json, os
+    with open(os.environ["MUSTER_TASK_DIR"] + "/result.json", "w") as file:
+        json.dump({"loss": 7, "accuracy": 0.5}, file)
 """
 
 
@@ -171,9 +175,11 @@ def test_numbers_are_read_from_what_a_command_prints(tmp_path: Path) -> None:
     command = [sys.executable, f"{tmp_path}/program.py", "{x}"]
     source = r"stdout:epoch (?P<step>\d+) loss=(?P<loss>\S+)"
     run = muster.sweep(
-        command, grid={"x": [1]}, run_dir=tmp_path / "run", devices="cpu:1", metrics_from=source
+        command, grid={"x": [1, 2]}, run_dir=tmp_path / "run", devices="cpu:1", metrics_from=source
     )
-    found = run.metrics().to_pylist()
+    results = [(row["loss"], row["accuracy"]) for row in run.results().to_pylist()]
+    assert results == [(1e-3, None), (7, 0.5)], "the last that was read, or what the program gave"
+    found = run.metrics("1").to_pylist()
     assert [row["step"] for row in found] == [1, 2, 4]
     assert (found[0]["value"], str(found[1]["value"]), found[2]["value"]) == (0.5, "nan", 1e-3)
 

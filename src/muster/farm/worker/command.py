@@ -50,7 +50,8 @@ def run_command(
     ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder; the
     environment says the same. A command reports metrics by writing a JSON object to
     ``result.json`` in that folder, and logs numbers while it runs
-    by appending lines of JSON to the file that ``MUSTER_METRICS`` names.
+    by appending lines of JSON to the file that ``MUSTER_METRICS`` names. Of what ``metrics_from``
+    reads, the last number under each name is a metric as well, unless ``result.json`` has one.
     """
     folder, saved = context.folder, context.saved_folder
     uses_folder = any("dir" in names_in(part) for part in spec.argv)
@@ -61,11 +62,11 @@ def run_command(
     elif argv[0] == OWN_PROGRAM:
         # Without -P a file of the user's named like a module of Python's would be taken for it.
         argv = [sys.executable, "-P", "-m", *argv]
-    is_done = False
+    is_done, last = False, dict[str, float]()
     try:
         follower = context.follower()
         if spec.metrics_from:
-            follower.sources.append(_source(spec.metrics_from, context, log))
+            follower.sources.append(_source(spec.metrics_from, context, log, last))
         with follower:
             environment = _environment(params, context)
             environment[METRICS_FILE] = str(follower.path)
@@ -75,7 +76,7 @@ def run_command(
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
-        found = _read_metrics(folder / RESULT_FILE)
+        found = _read_metrics(folder / RESULT_FILE, last)
         is_done = True
         return found
     finally:
@@ -86,9 +87,14 @@ def run_command(
             context.drop_empty_folder()
 
 
-def _source(text: str, context: Context, log: TaskLog) -> Printed | EventFiles:
+def _source(
+    text: str, context: Context, log: TaskLog, last: dict[str, float]
+) -> Printed | EventFiles:
+    """``last`` gets the last number under each name."""
+
     def add(step: int, numbers: Mapping[str, float]) -> None:
         context.log_mapping(step, numbers)
+        last.update(numbers)
 
     source = parse_source(text)
     if source.kind == TENSORBOARD:
@@ -146,13 +152,13 @@ def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
     return {**_ENVIRONMENT, **values}
 
 
-def _read_metrics(path: Path) -> bytes:
+def _read_metrics(path: Path, last: Mapping[str, float]) -> bytes:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return b"{}"
+        return canonical.encode(last) if last else b"{}"
     try:
         value = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"the command wrote {path.name}, but it is not JSON: {error}") from None
-    return canonical.encode(check_result(value))
+    return canonical.encode({**last, **check_result(value)})
