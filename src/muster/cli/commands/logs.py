@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from muster.api.experiment import find_experiment, why_experiment
 from muster.api.ranks import rank_log
-from muster.api.runs import Run
+from muster.api.runs import Run, open_run
 from muster.api.watching import folders_of, is_at_work, latest, open_watched, pause_s
 from muster.api.why import Cause, Why, why
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
@@ -138,12 +139,12 @@ def _parts(run: Run, flags: _Logs) -> Callable[[], list[Part]]:
     if flags.task is not None:
         return lambda: [part for one in _tasks(run, flags) for part in _of_task(*one)]
     if not (flags.follow or flags.lines is not None):
-        named = "; ".join(run.failed_tasks())
+        named, place = "; ".join(run.failed_tasks()), shlex.quote(flags.run)
         raise UsageError(
             f"{flags.run} has many tasks: say whose log you mean.",
-            hint=f"muster logs {flags.run} N, with N the number of a task"
+            hint=f"muster logs {place} N, with N the number of a task"
             + (f". Failed: {named}." if named else ", as in the table's row or its column `task`.")
-            + f" What all workers print: muster logs {flags.run} -f",
+            + f" What all workers print: muster logs {place} -f",
         )
     run.expect_tasks()
     return lambda: [
