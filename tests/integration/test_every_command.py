@@ -587,6 +587,7 @@ PRINTED = [
     "start phases.toml", "start phases.toml --dry-run", "start one.toml",
     "resume phases", "resume runs/sweep", "resume runs/map", "resume runs/sweep --dry-run",
     "retry runs/sweep", "retry runs/sweep --dry-run", "retry runs/search",
+    "add runs/one --grid x=2", "add runs/one --grid x=1", "add runs/sweep --grid x=5 --dry-run",
     "plan runs/sweep", f"{_PLAN} --memory", "plan --write-prices",
     f"{_PLAN} --flops-per-sample 8.6e13 --global-batch 512 --samples 1e6",
     "collect runs/array", "list", "list --root nowhere",
