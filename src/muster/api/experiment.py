@@ -189,6 +189,12 @@ def find_experiment(text: str, root: Path = Path("runs")) -> ExperimentFolder | 
     return None
 
 
+def resumed_as(path: Path) -> Path:
+    """The folder that `muster resume` goes on with: of a phase, that of its experiment."""
+    around = ExperimentFolder(path.parent)
+    return around.path if around.exists() else path
+
+
 def experiments_in(root: Path) -> list[ExperimentFolder]:
     """Those directly below ``root``, by name."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -156,6 +157,11 @@ def set_value(tree: dict[str, Any], places: Places, text: str) -> None:
     at: Any = tree
     for depth, key in enumerate(keys[:-1]):
         name = _same_key(at, key)
+        if depth == len(keys) - 2 and _are_axes(at.get(name)):
+            at[name] = [one for one in at[name] if one.partition("=")[0].strip() != keys[-1]]
+            at[name].append(f"{keys[-1]}={json.dumps(value) if isinstance(value, list) else said}")
+            _mark(places, (*keys[:-2], name))
+            return
         if at.get(name) is not None and not isinstance(at[name], dict):
             raise UsageError(
                 f"--set {text}: {'.'.join(keys[: depth + 1])} is a value, and has no "
@@ -164,9 +170,18 @@ def set_value(tree: dict[str, Any], places: Places, text: str) -> None:
         at = at.setdefault(name, {})
     last = _same_key(at, keys[-1])
     at[last] = value
+    _mark(places, (*keys[:-1], last))
+
+
+def _are_axes(value: Any) -> bool:
+    """Whether these are the words of a command, as `muster init` writes a grid: ["lr=0.1,0.2"]."""
+    return isinstance(value, list) and all(isinstance(one, str) and "=" in one for one in value)
+
+
+def _mark(places: Places, keys: Keys) -> None:
     for known in [one for one in places if one[: len(keys)] == keys]:
         del places[known]
-    places[(*keys[:-1], last)] = "--set"
+    places[keys] = "--set"
 
 
 def _same_key(at: Mapping[str, Any], key: str) -> str:

@@ -56,6 +56,8 @@ def line_of(phase: Phase, run_dir: Path, moment: Sequence[str], later: Collectio
     head, program = _head(phase), phase.program
     base = _read(phase, head, [], program)
     names = flags_by_name(base.flags)
+    if "settings" not in base.groups:  # --overwrite is for maps
+        moment = [word for word in moment if word != "--overwrite"]
     words: dict[str, list[str]] = {}
     origins, waits, seen = {}, [], dict[str, Setting]()
     for one in phase.settings:

@@ -336,7 +336,13 @@ def test_the_schema_of_the_list_has_room_for_what_is_damaged(
 
 
 def test_init(work: Path, muster_main: MusterCli) -> None:
-    done = muster_main("init", "a.toml", "--", "sweep", "work.py:run", "--grid", "lr=1,2")
+    done = muster_main("init", "a.toml", "--", "sweep", "work.py:run", "--grid", "lr=1,2",
+                       "--grid", "width=8")  # fmt: skip
+    for value, means in (("[3]", "lr=[3]"), ("3,4", "lr=3,4"), ("5", "lr=5")):
+        shown = muster_main("start", "a.toml", "--set", f"grid.lr={value}", "--dry-run", "--json")
+        grid = settings_of(shown)["grid"]
+        assert means in grid[0] and "width=8" in grid[0] and "1,2" not in grid[0], grid
+        assert grid[1] == "--set"
     assert done.returncode == 0 and "muster start a.toml" in done.stdout
     assert "# All combinations" in (work / "a.toml").read_text()
     again = muster_main("init", "a.toml", "--", "sweep", "work.py:run")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from muster.api.experiment import resumed_as
 from muster.base.clock import human_duration
 from muster.base.shown_text import count
 from muster.cli import output
@@ -195,7 +196,8 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
             f"muster errors {mapped.path}   the same command tries them again"
         )
     if mapped.is_interrupted:
-        output.say(f"Interrupted; everything finished is saved. Go on: muster resume {mapped.path}")
+        again = f"muster resume {resumed_as(mapped.path)}"
+        output.say(f"Interrupted; everything finished is saved. Go on: {again}")
     if mapped.output is not None:
         output.say(f"output: {mapped.output}")
     for path in made:

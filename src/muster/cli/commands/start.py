@@ -27,7 +27,7 @@ from muster.api.experiment_file import (
     references,
     resolved,
 )
-from muster.api.options import SweepOptions
+from muster.api.options import MapSettings, SweepOptions
 from muster.api.plans import go_to
 from muster.api.runs import Run
 from muster.base.errors import (
@@ -93,6 +93,7 @@ class _Start:
 _GROUPS: dict[str, Any] = {
     "start": _Start,
     "options": Part(of=SweepOptions, only=("allow_changed_code", "restart")),
+    "settings": Part(of=MapSettings, only=("overwrite",)),
     "shown": ShownFlags,
 }
 
@@ -132,6 +133,8 @@ def start(experiment: Experiment, parsed: Parsed) -> int:
     # All phases are read before any begins: a name that is wrong in the last one is told at once.
     lines = [line_in(experiment, phase, folder) for phase in experiment.phases]
     refuse_unknown_of_all(experiment.phases, lines)
+    if parsed.given("settings") and not any("settings" in one.parsed.groups for one in lines):
+        raise UsageError("--overwrite has no effect: nothing here is a map.", hint="leave it out.")
     if shown.dry_run:
         _show(experiment, lines, folder, is_json=shown.json)
         return EXIT_OK
@@ -153,6 +156,8 @@ def start(experiment: Experiment, parsed: Parsed) -> int:
         finally:
             with suppress(OSError):  # the caller knows it all the same
                 journal.write("over", exit_code=code)
+    if code in (EXIT_INTERRUPTED, EXIT_REQUEUE) and not (shown.quiet or shown.json):
+        output.say(f"{folder.path} is not over; go on with it: muster resume {folder.path}")
     if shown.json:
         phases = folder.status()
         output.say_json({

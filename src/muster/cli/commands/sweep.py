@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+from muster.api.experiment import resumed_as
 from muster.api.housekeeping import rehearse_sweep
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import OF_ALL, SearchOptions, SweepOptions
@@ -391,7 +392,8 @@ def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
     elif ending is not None and ending.cancelled:
         output.say("Cancelled. The finished tasks are kept.")
     elif ending is not None and ending.interrupted:
-        output.say(f"Interrupted; everything finished is saved. Go on: muster resume {run.path}")
+        again = f"muster resume {resumed_as(run.path)}"
+        output.say(f"Interrupted; everything finished is saved. Go on: {again}")
     if ending is not None and (search := read_search(run.folder)) is not None:
         from muster.cli.search_wording import state_lines
 
