@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -348,14 +349,15 @@ class Run:
         """Raise UsageError where there are ranks instead of tasks, or no ledger yet."""
         stored = self.stored
         if stored.is_gang:
+            place = shlex.quote(str(self.path))
             raise UsageError(
                 f"{self.path} is {stored.kind_name}: it has ranks, and no tasks.",
-                hint=f"see `muster status {self.path}` and `muster logs {self.path}`.",
+                hint=f"see `muster status {place}` and `muster logs {place}`.",
             )
         if not self.folder.ledger.exists():
             raise UsageError(
                 f"{self.path} has not begun: none of its tasks is listed yet.",
-                hint=f"start it with: muster resume {self.path}",
+                hint=f"start it with: muster resume {shlex.quote(str(self.path))}",
             )
 
     def task_number(self, ledger: LedgerReader, task: str) -> int:
@@ -439,7 +441,8 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
             listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
             raise UsageError(
                 f"{path} is an experiment of several phases, each of which is a run.",
-                hint=f"name one of them: {listed}; `muster status {path}` shows them all.",
+                hint=f"name one of them: {listed}; "
+                f"`muster status {shlex.quote(str(path))}` shows them all.",
             )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -160,7 +161,9 @@ def end_of(run: Run | ExperimentFolder) -> End:
         return _end_of_array(path, status, array)
     events = list(_starts_and_ends(last.folder))
     if status.state == "not begun" and not events:
-        raise UsageError(f"{path} has not begun.", hint=f"start it with: muster resume {path}")
+        raise UsageError(
+            f"{path} has not begun.", hint=f"start it with: muster resume {shlex.quote(str(path))}"
+        )
     word, code, error = events[-1] if events else ("end", None, "")
     limit = _limit(last.folder)
     if word == "start":
@@ -176,7 +179,8 @@ def end_of(run: Run | ExperimentFolder) -> End:
         how = "saved, and stopped" if status.state == "saved" else status.state
         return End(code, f"{path}: {how} before all was done{why}; {_go_on(last)}")
     if code != EXIT_OK and status.state != "cancelled":
-        return End(code, f"{path}: {status.state}; see why: muster why {path}")
+        why = f"muster why {shlex.quote(str(path))}"
+        return End(code, f"{path}: {status.state}; see why: {why}")
     return End(code, f"{path}: {status.state}")
 
 
@@ -239,4 +243,4 @@ def _limit(folder: RunFolder) -> str:
 def _go_on(run: Run) -> str:
     if run.stored.is_program or not run.stored.argv:
         return "the command that began it goes on with it"
-    return f"go on: muster resume {run.folder.whole}"
+    return f"go on: muster resume {shlex.quote(str(run.folder.whole))}"

@@ -97,13 +97,16 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
 def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     """A SetupError that says what to do about a failed write."""
+    elsewhere = (
+        "a new run may go elsewhere with --run-dir, and one that is there, as a copy of its folder."
+    )
     hints = {
         errno.ENOSPC: "free space there or choose another place with --run-dir; "
         "nothing finished is lost, run the same command again to go on.",
         errno.EDQUOT: "your quota there is used up; free space or choose another --run-dir.",
-        errno.EROFS: "that file system is read-only; choose another place with --run-dir.",
-        errno.EACCES: "you may not write there; choose another place with --run-dir.",
-        errno.EPERM: "you may not write there; choose another place with --run-dir.",
+        errno.EROFS: f"that file system is read-only; {elsewhere}",
+        errno.EACCES: f"you may not write there; {elsewhere}",
+        errno.EPERM: f"you may not write there; {elsewhere}",
     }
     hint = hints.get(error.errno or 0, "choose another place with --run-dir.")
     return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=hint)
