@@ -4,6 +4,7 @@ work, paused, finished, interrupted or killed; asked again, by two at once, from
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,22 @@ def test_from_python(place: Path, muster_main: Main) -> None:
     assert settings(place) == _all((1, 3, 5), range(2))
 
 
+@pytest.mark.quick
+def test_a_recipe_has_flags_of_its_own(place: Path, muster_main: Main) -> None:
+    shutil.copy(Path(__file__).parents[1] / "programs" / "own_recipes.py", place)
+    words = ("--on", "inline", "own_recipes.py:SQUARES")
+    assert muster_main("sweep", *FLAGS, *words).returncode == 0
+    other = muster_main("add", "r", "--widths", "1", "2", "3")
+    assert (other.returncode, "made for another plan" in other.stderr) == (2, True)
+    unknown = muster_main("add", "r", "--seeds", "3")
+    assert (unknown.returncode, "no flag --seeds" in unknown.stderr) == (2, True)
+    with pytest.raises(UsageError, match="which plans its tasks itself"):
+        Run(place / "r").add(seeds=3)
+    done = muster_main("add", "r", "--num-seeds", "3")
+    assert (done.returncode, "4 tasks added; 2 it has" in done.stdout) == (0, True), done.stderr
+    assert (place / "r" / "figures" / "squares.txt").read_text() == "1 2.0\n2 5.0"
+
+
 # ---------------------------------------------------------------------- what is refused
 
 REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
@@ -261,6 +278,23 @@ def test_tasks_for_a_run_that_was_stopped(how: str, place: Path, muster_main: Ma
     assert {row["state"] for row in rows(place) if row["x"] == 4} == {"done"}
     assert Run(place / "r").counts()[TaskState.READY] == 0
     assert done.returncode == (1 if how == "paused" else 0)
+
+
+def test_a_ledger_elsewhere_comes_home_with_them(
+    place: Path, muster_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered holds, also where the host is lost with its disk."""
+    monkeypatch.setenv("MUSTER_LEDGER_DIR", str(place / "local"))
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", "x=1,2,3")
+    until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
+    done = muster_main("add", "r", "--grid", "x=4,5")
+    assert "2 tasks added" in done.stdout, done.stderr
+    process.kill()
+    process.wait()
+    shutil.rmtree(place / "local")
+    (place / "go").touch()
+    assert muster_main("resume", "r", "--quiet").returncode == 0
+    assert [row["x"] for row in rows(place)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.25, 0.5])

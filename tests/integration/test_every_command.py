@@ -494,6 +494,19 @@ def test_a_retry_that_cannot_start_or_has_nothing_to_do_changes_nothing(
     assert tree(run) == before
 
 
+@pytest.mark.parametrize("state", ["finished", "stopped", "handed in", "odd run.json"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sweep"])
+def test_tasks_are_added_to_sweeps(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, state, tmp_path)
+    before = tree(run)
+    done = muster_main("add", str(run), "--seeds", "3")
+    assert done.returncode in (2, 3) and "Hint: " in done.stderr
+    check_answer(done)
+    assert tree(run) == before
+
+
 @pytest.mark.parametrize("kind", ["fit", "run"])
 @pytest.mark.parametrize("state", ["finished", "stopped", "not begun", "handed in"])
 def test_what_cannot_be_resumed_says_what_to_do(
