@@ -64,6 +64,7 @@ class Coordinator:
             expected=max(0, max(at_once, sum(counts.values())) - ended),
             first_worker_id=ledger.next_worker_id(),
         )
+        self._scheduler.pace.remember(ledger.lengths())
         for slot_id, held in plan.held.items():
             self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())

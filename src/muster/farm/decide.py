@@ -83,7 +83,7 @@ class Scheduler:
         self.ok_count = 0
         self._breaker = Breaker(policy.same_failure_limit)
         self._health: dict[str, DeviceHealth] = defaultdict(DeviceHealth)  # by device
-        self._pace = Pace(policy.lead_s, policy.max_lead)
+        self.pace = Pace(policy.lead_s, policy.max_lead, targets)
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
@@ -141,7 +141,7 @@ class Scheduler:
                 case Fetched():
                     self._fetching = False
                     self._expected = max(0, self._expected - len(event.tasks))
-                    self.queue.extend(event.tasks)
+                    self.queue = self.pace.queue(self.queue, event, len(self.roster.usable()))
                     self.exhausted = event.exhausted
                 case WorkerReady():
                     self.roster.ready(event.worker_id)
@@ -194,7 +194,7 @@ class Scheduler:
                 self.halts.forget(task.task_id)  # it was done before it could be stopped
                 out.done.append(record)
                 self.ok_count += 1
-                self._pace.learn(task.target_id, finished.seconds)
+                self.pace.learn(task, finished.seconds)
                 key = worker.slot.spec.device_key
                 self._strike_off(done_on(key, task, self._health, self.policy), out)
             elif is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
@@ -465,7 +465,7 @@ class Scheduler:
                 taken, self.queue = take_group(self.queue, first, limit, workers)
                 self._send(worker, taken, True, now, out)
             return
-        depth = self._pace.lead(first.target_id)
+        depth = self.pace.lead(first.target_id)
         if not self._has_room(worker, first):
             return
         tasks: list[Task] = []
@@ -482,7 +482,7 @@ class Scheduler:
             return True
         if worker.together or self.targets[task.target_id].is_batched:
             return False
-        return held <= self._pace.lead(task.target_id) // 2
+        return held <= self.pace.lead(task.target_id) // 2
 
     def _send(
         self, worker: Worker, tasks: list[Task], together: bool, now: float, out: Decisions
@@ -595,6 +595,6 @@ class Scheduler:
             busy = sum(bool(worker.in_flight) for worker in self.roster.workers.values())
             waiting = len(self.solo) + len(self.wary) + len(self.delayed) + len(self._reserved)
             return max(0, len(self.roster.usable()) - busy - waiting)
-        lead = self._pace.longest_lead()
+        lead = self.pace.longest_lead()
         batch = max((target.max_batch for target in self.targets.values()), default=0)
         return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))

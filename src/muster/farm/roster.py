@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster.farm.events import Fetched
+from muster.farm.order import Lengths, longest_first
 from muster.farm.task import HeldWorker, Outcome, SlotSpec, TargetSpec, Task
 
 
@@ -234,19 +236,41 @@ def take_group(
 #: From this length on a task hides its own commit, and handing out ahead would cost balance.
 _LONG_S = 1.0
 _WEIGHT = 0.1
+#: Of shorter tasks the order makes no difference that anybody sees.
+_WORTH_ORDER_S = 0.05
 
 
 class Pace:
-    """An exponential mean of task lengths per target, and the lead that follows from it."""
+    """An exponential mean of task lengths per target, and the lead that follows from it; and what
+    single tasks took, where they are long.
+    """
 
-    def __init__(self, lead_s: float, max_lead: int) -> None:
+    def __init__(self, lead_s: float, max_lead: int, targets: Mapping[int, TargetSpec]) -> None:
         self._lead_s = lead_s
         self._max_lead = max_lead
         self._mean_s: dict[int, float] = {}
+        self._lengths = Lengths()
+        # Tasks of one call stand together, and the chunks of a map are written in their order.
+        self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
 
-    def learn(self, target_id: int, seconds: float) -> None:
-        mean = self._mean_s.get(target_id)
-        self._mean_s[target_id] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+    def learn(self, task: Task, seconds: float) -> None:
+        number = task.target_id
+        mean = self._mean_s.get(number)
+        self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        self.remember([(number, task.payload, seconds)])
+
+    def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
+        """What tasks took: the number of the target, the parameters, seconds."""
+        for number, payload, seconds in ended:
+            if seconds >= _WORTH_ORDER_S and not self._has_order:
+                self._lengths.learn(number, payload, seconds)
+
+    def queue(self, waiting: deque[Task], event: Fetched, workers: int) -> deque[Task]:
+        """What waits, with what was fetched; the last tasks in the order that ends soonest."""
+        waiting.extend(event.tasks)
+        if not event.exhausted or self._has_order:
+            return waiting
+        return deque(longest_first(waiting, self._lengths.expected_s, workers))
 
     def lead(self, target_id: int) -> int:
         """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short."""

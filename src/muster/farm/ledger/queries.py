@@ -119,6 +119,14 @@ class LedgerQueries:
         with explained(self.path, "read"):
             return float(sum(row[0] for one in task_ids for row in self._db.execute(sql, (one,))))
 
+    def lengths(self, most: int = 5000) -> list[tuple[int, bytes, float]]:
+        """What tasks took, those of the highest numbers: target, parameters, seconds."""
+        sql = (
+            "SELECT target_id, payload, seconds FROM attempts JOIN tasks USING (task_id) "
+            "WHERE outcome = 'ok' ORDER BY attempts.task_id DESC LIMIT ?"
+        )
+        return self._all(sql, most)
+
     def is_paused(self, task_id: int) -> bool:
         """Whether a stopped task of a search would go on if it were promoted."""
         sql = "SELECT body FROM search WHERE kind = 'ended' AND task_id = ? ORDER BY id DESC"

@@ -227,15 +227,15 @@ class Ledger(LedgerQueries):
         """Take up to ``count`` ready tasks, most urgent first, each with a new token."""
         with explained(self.path, "write"):
             rows = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token + 1, tries FROM tasks "
-                "WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, priority "
+                "FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
                 (count,),
             ).fetchall()
             self._db.executemany(
                 "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?",
                 [(row[5], row[0]) for row in rows],
             )
-        return [Task(*row) for row in rows]
+        return [Task(*row[:7])._replace(priority=row[7]) for row in rows]
 
     def retoken(self, tasks: Iterable[Task]) -> None:
         """Write the new tokens of claims that are handed out again after their holder vanished."""
