@@ -45,7 +45,9 @@ def steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if json.loads(line)["kind"] == "train"]
 
 
-def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(muster_cli: MusterCli) -> None:
+def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(
+    muster_cli: MusterCli, tmp_path: Path
+) -> None:
     done = muster_cli(
         *WORDS, "--devices", "cpu:2", "--num-workers", "0", "--sleep-after", "80",
         "--stall-timeout", "3", "--max-restarts", "0",
@@ -54,6 +56,9 @@ def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(muster_cli: Must
     assert "stalled: rank 1 is in the data loader at step " in done.stderr
     assert "; rank 0 waits in backward" in done.stderr
     assert done.stderr.count("stalled: ") == 1
+    spent = json.loads((tmp_path / "run/logs/phases.json").read_text())
+    assert max(spent["1"], key=spent["1"].get) == "waiting for data", spent
+    assert spent["0"].keys() - {"waiting for data"}, "and what the other one was at"
     assert "Traceback" not in done.stderr
 
 

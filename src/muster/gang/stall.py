@@ -53,6 +53,14 @@ _PATIENT = ("checkpoint", "compiling", "setup", "finish")
 #: Phases of muster's own loops in which a rank may wait for its GPU and for nobody else.
 _ALONE = ("data", "forward", "optimizer", "evaluation")
 
+#: What a rank spends its time with, by its phase; all else is "the rest".
+_ACTIVITIES = {
+    "data": "waiting for data",
+    "data loader": "waiting for data",
+    "checkpoint": "checkpoints",
+    **{word: word for word in ("forward", "backward", "optimizer", "evaluation", "compiling")},
+}
+
 _SINGULAR = {"are": "is", "have": "has", "wait": "waits"}
 
 _PLACES = {
@@ -96,6 +104,16 @@ class Heartbeat:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Heartbeat:
         return cls(**record)
+
+    @property
+    def activity(self) -> str:
+        """
+        >>> Heartbeat(rank=1, count=7, phase="forward", collective="all-reduce").activity
+        'communication'
+        >>> Heartbeat(rank=1, count=7, phase="mine.py:12 in step").activity
+        'the rest'
+        """
+        return "communication" if self.collective else _ACTIVITIES.get(self.phase, "the rest")
 
     @property
     def waits(self) -> bool:

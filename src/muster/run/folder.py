@@ -149,6 +149,10 @@ class RunFolder:
     def rank_stack(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.stack"
 
+    @property
+    def rank_phases(self) -> Path:
+        return self.logs / "phases.json"
+
     def agent_log(self, node_rank: int) -> Path:
         return self.logs / ("agent.log" if node_rank == 0 else f"agent-{node_rank}.log")
 

@@ -109,6 +109,8 @@ class Supervisor(SimpleElasticAgent):
             self._ranks.append(_Rank(rank, self._start(rank, environment)))
         pids = {rank.rank: rank.process.pid for rank in self._ranks}
         self._tell("ranks", pids=pids, restart=restart, world_size=world_size)
+        if worker_group.group_rank == 0:
+            self._spec.folder.rank_phases.unlink(missing_ok=True)
         if self._spec.stall_timeout_s > 0:
             self._watchdog = Watchdog(
                 str(worker_group.master_addr),
@@ -118,6 +120,7 @@ class Supervisor(SimpleElasticAgent):
                 restart_count=restart,
                 judges=worker_group.group_rank == 0,
                 limit_s=self._spec.stall_timeout_s,
+                phases=self._spec.folder.rank_phases,
                 remark=lambda text: self._tell("remark", text=text),
             )
             self._watchdog.start()

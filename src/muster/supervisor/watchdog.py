@@ -14,11 +14,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+from muster.base.codec import write_json
 from muster.base.processes import send_signal
 from muster.gang.beacon import EVERY_S, family_cpu_s, heartbeat_key
 from muster.gang.rank import stack_signal
@@ -26,12 +29,14 @@ from muster.gang.stall import Heartbeat, Verdict, Watch
 from muster.run.folder import RunFolder
 
 _DUMP_S = 5.0
+_TELL_PHASES_S = 10.0
 
 
 class Watchdog:
     """``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread.
 
-    ``pids``: rank → process, of this node.
+    ``pids``: rank → process, of this node. The one that judges counts what each rank is at
+    whenever it looks, and writes the seconds to ``phases`` now and then.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Watchdog:
         restart_count: int,
         judges: bool,
         limit_s: float,
+        phases: Path,
         remark: Callable[[str], None],
     ) -> None:
         self._address = (addr, port)
@@ -58,6 +64,9 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-watchdog", daemon=True)
         self._known: set[int] = set()
+        self._phases = phases
+        self._seconds: dict[int, dict[str, float]] = defaultdict(dict)
+        self._looked_s = self._told_s = time.monotonic()
         self.verdict: Verdict | None = None
 
     def start(self) -> None:
@@ -87,6 +96,7 @@ class Watchdog:
                 elif store.check([self._verdict_key]):
                     text = store.get(self._verdict_key).decode()
                     self.verdict = Verdict(culprits=(), text=text)
+        self._tell_phases()
 
     def _tell_cpu(self, store: TCPStore) -> None:
         """Report the CPU time of our ranks: one whose interpreter is held cannot do so itself."""
@@ -108,6 +118,7 @@ class Watchdog:
             if rank in self._known and store.check([self._cpu_key(rank)]):
                 used[rank] = float(store.get(self._cpu_key(rank)))
         now_s = time.monotonic()
+        self._count(heartbeats, now_s)
         with self._lock:
             for heartbeat in heartbeats:
                 self._watch.hear(heartbeat, now_s)
@@ -121,6 +132,22 @@ class Watchdog:
             self.verdict = verdict
         else:
             self._remark(verdict.text)
+
+
+    def _count(self, heartbeats: Iterable[Heartbeat], now_s: float) -> None:
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        for heartbeat in heartbeats:
+            if not heartbeat.has_ended:
+                spent, at = self._seconds[heartbeat.rank], heartbeat.activity
+                spent[at] = spent.get(at, 0.0) + since_s
+        if now_s - self._told_s >= _TELL_PHASES_S:
+            self._told_s = now_s
+            self._tell_phases()
+
+    def _tell_phases(self) -> None:
+        if self._seconds:
+            with contextlib.suppress(OSError):  # shown, and nothing depends on it
+                write_json(self._phases, self._seconds)
 
 
 def dump_stacks(pids: Mapping[int, int], folder: RunFolder) -> None:

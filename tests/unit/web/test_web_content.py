@@ -413,6 +413,18 @@ def test_a_training_shows_its_ranks_figures_checkpoints_and_evaluations(tmp_path
     assert {"best loss", "loss at the end"} <= {one["name"] for one in found["figures"]}
 
 
+def test_a_training_shows_what_each_rank_was_at(tmp_path: Path) -> None:
+    folder = opened("train-done", tmp_path)
+    seen = {"0": {"forward": 1.5, "the rest": 9}, "1": {"communication": 3.0, "forward": 0.5}}
+    damaged = {"2": [1], "x": {"forward": 1.0}, "3": {"forward": "long"}}
+    folder.folder.rank_phases.write_text(json.dumps(seen | damaged))
+    ranks = training.content(folder, Query())["ranks"]
+    assert [one["phases"] for one in ranks] == [seen["0"], seen["1"]][: len(ranks)]
+    assert list(ranks[0]["phases"]) == ["forward", "the rest"], "the rest is last"
+    folder.folder.rank_phases.write_text("[")
+    assert "the rest" in training.content(folder, Query())["ranks"][0]["phases"], "as before"
+
+
 def test_a_rank_that_failed_says_why(tmp_path: Path) -> None:
     found = training.content(opened("run-failed", tmp_path), Query())
     assert [one["state"] for one in found["ranks"]].count("failed") >= 1

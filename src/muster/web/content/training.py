@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -52,7 +53,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         blocks = [block(one) for one in result_tables(folder.folder, results) if one is not None]
     return {
         "curves": in_order(curves),
-        "ranks": _ranks(folder.folder, status, _phases(said, _seconds(curves))),
+        "ranks": _ranks(
+            folder.folder, status, _sampled(folder.folder) or {0: _phases(said, _seconds(curves))}
+        ),
         "stall": _stall(folder.folder),
         "checkpoints": _checkpoints(folder.folder),
         "evaluations": _evaluations(curves),
@@ -61,8 +64,10 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     }
 
 
-def _ranks(folder: RunFolder, status: Status, phases: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The ranks of the last start, over all nodes. Only rank 0 says where its time goes."""
+def _ranks(
+    folder: RunFolder, status: Status, phases: Mapping[int, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """The ranks of the last start, over all nodes."""
     starts: dict[int, list[str]] = {}
     for event in read_journal(folder.events):
         ranks, node = event.get("ranks"), event.get("node", 0)
@@ -79,10 +84,31 @@ def _ranks(folder: RunFolder, status: Status, phases: Mapping[str, float]) -> li
             "error": line(f"{errors[rank].type}: {errors[rank].message}")
             if rank in errors
             else None,
-            "phases": phases if rank == 0 else {},
+            "phases": phases.get(rank, {}),
         }
         for rank, (node, label) in enumerate(labels)
     ]
+
+
+def _sampled(folder: RunFolder) -> dict[int, dict[str, float]]:
+    """What each rank was at, in seconds, as the supervisor saw it once a second: of the last start,
+    and in one order for all. Empty where nobody looked."""
+    with suppress(MusterError):
+        found = _mapping(read_json(folder.rank_phases, "time of the ranks"))
+        known = {
+            int(rank): {line(word): finite(s) or 0.0 for word, s in _mapping(each).items()}
+            for rank, each in found.items()
+            if rank.isdigit()
+        }
+        total = Counter[str]()
+        for each in known.values():
+            total.update(each)
+        words = [word for word, _ in total.most_common() if word != "the rest"] + ["the rest"]
+        return {
+            rank: {word: each[word] for word in words if word in each}
+            for rank, each in known.items()
+        }
+    return {}
 
 
 def _phases(said: Mapping[str, Any], seconds: float) -> dict[str, float]:
