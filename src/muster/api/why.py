@@ -67,6 +67,7 @@ class Cause(NamedTuple):
     outcome: str = ""
     first_s: float | None = None
     last_s: float | None = None
+    number: int | None = None  # of the cause in the ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ def causes(run: Run) -> Iterator[Cause]:
             yield Cause(
                 (group.message or group.outcome).splitlines()[0], group.num_attempts, "attempts",
                 group.trace or group.message, group.num_failed, group.tasks, group.named,
-                group.outcome, group.first_s, group.last_s,
+                group.outcome, group.first_s, group.last_s, group.number,
             )  # fmt: skip
     for one in rejects(run.folder):
         where = f" in the stage {one.stage}" if one.stage else ""

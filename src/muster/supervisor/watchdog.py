@@ -133,7 +133,6 @@ class Watchdog:
         else:
             self._remark(verdict.text)
 
-
     def _count(self, heartbeats: Iterable[Heartbeat], now_s: float) -> None:
         since_s, self._looked_s = now_s - self._looked_s, now_s
         for heartbeat in heartbeats:

@@ -9,6 +9,8 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from muster.base.errors import MusterError, UsageError
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
+from muster.monitor.files import csv_header
+from muster.monitor.sample import COLUMNS
 from muster.run.folder import RunFolder
 from muster.run.session import hold
 from muster.web.content import about, compare, curves, map, overview, runs, task, training
@@ -89,6 +93,7 @@ DAMAGED = [
     ("train-done", "verify.json", ("about",)),
     ("agent-done", "metrics.jsonl", ("training", "overview")),
     ("run-failed", "logs/rank-1.error.json", ("training", "errors")),
+    ("run-failed", "logs/phases.json", ("training",)),
     ("run-failed", "events.jsonl", ("overview", "training", "errors", "about")),
 ]  # fmt: skip
 NONSENSE = {
@@ -391,6 +396,20 @@ def test_what_was_planned_and_verified_is_on_the_page_about_a_run(tmp_path: Path
     assert finding["token"] != "abc"
 
 
+def test_the_page_about_a_run_says_which_code_has_changed_since(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 1)
+    record = json.loads(run.run_json.read_bytes())
+    for name in ("same.py", "other.py"):
+        (tmp_path / name).write_text("x = 1")
+    digest = sha256(b"x = 1").hexdigest()
+    names = ("same.py", "other.py", "gone.py", "run/../same.py", str(tmp_path / "same.py"), "a\0b")
+    record |= {"cwd": str(tmp_path), "code": dict.fromkeys(names, digest) | {"torch": ""}}
+    run.run_json.write_text(json.dumps(record))
+    (tmp_path / "other.py").write_text("x = 2")
+    code = about.content(Folder(run.path), Query())["code"]
+    assert [one["since"] for one in code] == ["unchanged", "changed since", "", "", "unchanged", ""]
+
+
 def test_a_search_that_has_not_begun_has_its_page(tmp_path: Path) -> None:
     run = made_sweep(tmp_path / "run", 1)
     record = json.loads(run.run_json.read_bytes())
@@ -411,6 +430,50 @@ def test_a_training_shows_its_ranks_figures_checkpoints_and_evaluations(tmp_path
     assert steps == sorted(steps) and sum(one["best"] for one in found["checkpoints"]) <= 1
     assert found["evaluations"] and "loss" in found["evaluations"][0]
     assert {"best loss", "loss at the end"} <= {one["name"] for one in found["figures"]}
+
+
+def test_failures_are_counted_over_the_time_of_the_run(tmp_path: Path) -> None:
+    folder = opened("sweep-failed", tmp_path)
+    found = overview.errors(folder, Query())
+    with closing(sqlite3.connect(folder.folder.ledger)) as ledger:
+        rows = ledger.execute("SELECT started_s, seconds FROM attempts").fetchall()
+    assert found["since"] == min(begin for begin, _ in rows)
+    assert found["until"] == max(begin + took for begin, took in rows)
+    for group in found["groups"]:
+        assert sum(group["times"]) == group["count"], "each attempt that failed, once"
+        wide = (found["until"] - found["since"]) / len(group["times"])
+        [first, *_] = [at for at, num in enumerate(group["times"]) if num]
+        assert abs(found["since"] + wide * (first + 0.5) - group["first"]) <= wide * 0.51
+
+
+@pytest.mark.parametrize(
+    ("slot", "every_s", "seconds", "hours"),
+    [
+        ("cuda:0+1", 5, 240.0, 2 * 120 * 300 / 3600),
+        ("cuda:1", 5, 120.0, 120 * 300 / 3600),
+        ("cuda:1", 600, 120.0, None),  # too long without a sample
+        ("cuda:1/2", 5, None, None),  # what it had to itself is not known
+        ("cpu:0", 5, None, None),
+    ],
+)
+def test_a_task_says_how_long_it_had_its_gpus_and_their_energy(
+    slot: str, every_s: int, seconds: float | None, hours: float | None, tmp_path: Path
+) -> None:
+    run = made_sweep(tmp_path / "run", 3)
+    with closing(sqlite3.connect(run.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE workers SET label = ?, host = 'here'", (slot,))
+        ledger.execute("UPDATE attempts SET started_s = 1e9 + 7, seconds = 120.0")
+    lines = [*csv_header().decode().splitlines()]
+    for after in range(0, 1000, every_s):
+        when = datetime.fromtimestamp(1e9 + after, UTC).isoformat()
+        for gpu in ("gpu0", "gpu1"):
+            row = {"time_utc": when, "elapsed_s": after, "host": "here", "device": gpu,
+                   "power_w": 300.0}  # fmt: skip
+            lines.append(",".join(str(row.get(name, "")) for name in COLUMNS))
+    run.monitor_csv().write_text("\n".join(lines) + "\n")
+    found = PAGES["task"](Folder(run.path), Query.of(task=1))
+    assert found["gpu_seconds"] == seconds
+    assert found["energy_wh"] == (None if hours is None else pytest.approx(hours))
 
 
 def test_a_training_shows_what_each_rank_was_at(tmp_path: Path) -> None:

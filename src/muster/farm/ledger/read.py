@@ -92,6 +92,7 @@ class FailureGroup(NamedTuple):
     first_s: float | None = None
     last_s: float | None = None
     num_tasks: int = 0
+    number: int = 0  # of the cause, as `failure_times` has it
 
 
 class WorkSpan(NamedTuple):
@@ -340,10 +341,36 @@ class LedgerReader(LedgerQueries):
         )
         return [
             FailureGroup(
-                outcome, message, trace, attempts, failed or 0, *self._examples(number), *when
-            )
-            for number, outcome, message, trace, attempts, failed, *when in groups
+                outcome,
+                message,
+                trace,
+                attempts,
+                failed or 0,
+                *self._examples(number),
+                first_s,
+                last_s,
+                num_tasks,
+                number,
+            )  # fmt: skip
+            for number, outcome, message, trace, attempts, failed, first_s, last_s, num_tasks in groups
         ]
+
+    def failure_times(self, columns: int) -> tuple[float, float, dict[int, list[int]]]:
+        """When attempts failed: of the time from the first attempt's begin to the last one's end,
+        cut into ``columns``, how many failed in each, by the number of their cause."""
+        sql = "SELECT min(started_s), max(started_s + seconds) FROM attempts"
+        first, last = self._all(sql)[0]
+        counts: dict[int, list[int]] = {}
+        if first is None:
+            return 0.0, 0.0, counts
+        rows = self._all(
+            "SELECT failure_id, min(?, CAST((started_s + seconds - ?) / ? AS INTEGER)) AS col,"
+            " count(*) FROM attempts WHERE failure_id IS NOT NULL GROUP BY failure_id, col",
+            columns - 1, first, max(last - first, 1e-9) / columns,
+        )  # fmt: skip
+        for number, column, num in rows:
+            counts.setdefault(number, [0] * columns)[max(0, column)] = num
+        return first, last, counts
 
     def failed_tasks(self, count: int = 5) -> list[str]:
         """What the first failed tasks are called."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from muster.web.content.plain import block, finite, line, plain, settings
 from muster.web.folder import Folder
 from muster.web.query import Query
 
-_MOST_FINDINGS = 200
+_MOST_FINDINGS, _MOST_CODE = 200, 4 * 2**20
 
 
 def content(folder: Folder, query: Query) -> dict[str, Any]:
@@ -35,7 +36,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "cwd": line(stored.cwd),
         "created": stored.created_s,
         "code": [
-            {"name": line(name), "hash": digest} for name, digest in stored.code.items() if digest
+            {"name": line(name), "hash": digest, "since": _since(Path(stored.cwd), name, digest)}
+            for name, digest in stored.code.items()
+            if digest
         ],
         "environment": settings(stored.environment),
         "options": options(stored),
@@ -43,6 +46,16 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "plan": _compared(folder.folder.plan_error_json) or _planned(folder.folder.plan_json),
         "blocks": [block(one) for one in blocks if one is not None],
     }
+
+
+def _since(cwd: Path, name: str, digest: str) -> str:
+    """Whether a file is still what the run began with; "" for what is not found where it began."""
+    path = cwd / name
+    with suppress(OSError, ValueError):
+        if ".." not in path.parts and 0 < path.stat().st_size <= _MOST_CODE and path.is_file():
+            same = sha256(path.read_bytes()).hexdigest() == digest
+            return "unchanged" if same else "changed since"
+    return ""
 
 
 def options(stored: RunRecord) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from muster.monitor.files import last_rows
 from muster.monitor.sample import Row, Sample, Sampler
 from muster.run.folder import RunFolder
 from muster.web.content.curves import decimate
-from muster.web.content.plain import line, share
+from muster.web.content.plain import finite, line, share
 from muster.web.folder import Folders
 from muster.web.query import Query
 
@@ -27,6 +29,8 @@ _ONE_AT_A_TIME = Lock()
 #: Of each node's log; about 10,000 samples of a device.
 _MOST_BYTES = 2**20
 _MOST_DEVICES, _PX = 256, 300
+#: What is further from a sample than this is not known; the monitor looks every 5 s by itself.
+_GAP_S = 60.0
 
 
 def content(folders: Folders, query: Query) -> dict[str, Any]:
@@ -100,6 +104,35 @@ def devices_of(folder: RunFolder) -> list[dict[str, Any]]:
         _of_run(f"{host} {device}" if has_hosts else device, rows)
         for (host, device), rows in sorted(found.items())[:_MOST_DEVICES]
     ]
+
+
+class GpuTime(NamedTuple):
+    """GPUs of a host that something had for itself; ``labels`` such as gpu0."""
+
+    host: str
+    labels: tuple[str, ...]
+    begin_s: float
+    end_s: float
+
+
+def energy_wh(folder: RunFolder, spans: Iterable[GpuTime]) -> float | None:
+    """Watt-hours by the samples of the run's monitor; None where they do not cover all of it."""
+    powers: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for log in folder.monitor_logs():
+        with suppress(MusterError):
+            for row in last_rows(log, _MOST_BYTES):
+                if row.power_w is not None and (at := _seconds(row)) is not None:
+                    powers.setdefault((row.host, row.device), []).append((at, row.power_w))
+    total_ws = 0.0
+    for span in spans:
+        for label in span.labels:
+            times, watts = np.array(sorted(powers.get((span.host, label), ()))).reshape(-1, 2).T
+            known = times[(times >= span.begin_s - _GAP_S) & (times <= span.end_s + _GAP_S)]
+            edges = np.array([span.begin_s, *known, span.end_s]).clip(span.begin_s, span.end_s)
+            if not len(known) or np.diff(edges).max() > _GAP_S:
+                return None
+            total_ws += np.trapezoid(np.interp(edges, times, watts), edges)
+    return finite(float(total_ws) / 3600)
 
 
 def _of_run(label: str, rows: list[Row]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from muster.web.query import Query
 _NUM_RECENT, _MOST_ALERTS, _MOST_GROUPS = 10, 20, 200
 #: All bars of a picture together, whatever the number of tasks; and its rows.
 MOST_BARS, _MOST_SLOTS = 2000, 128
+_FAILURE_COLUMNS = 60
 #: Slots of a run that goes on are as old as this at most, however many look at them.
 _SLOTS_S = 3.0
 
@@ -146,13 +147,24 @@ def _resolution(spans: list[WorkSpan]) -> float:
 
 
 def errors(folder: Folder, query: Query) -> dict[str, Any]:
-    """``count``: attempts, records or ranks; ``failed``: tasks that stay failed."""
+    """``count``: attempts, records or ranks; ``failed``: tasks that stay failed; ``times``: how
+    many attempts failed in each part of the time from ``since`` to ``until``."""
+    since, until, times = _failure_times(folder)
     groups = [
         {
             "text": line(one.text), "count": one.num, "unit": one.unit, "failed": one.failed,
             "first": one.first_s, "last": one.last_s, "tasks": list(one.tasks),
-            "trace": listing(one.trace),
+            "trace": listing(one.trace), "times": times.get(one.number or 0),
         }
         for one in causes(folder.run)
     ]  # fmt: skip
-    return {"groups": groups[:_MOST_GROUPS], "left_out": max(0, len(groups) - _MOST_GROUPS)}
+    return {"groups": groups[:_MOST_GROUPS], "left_out": max(0, len(groups) - _MOST_GROUPS),
+            "since": since, "until": until}  # fmt: skip
+
+
+def _failure_times(folder: Folder) -> tuple[float, float, dict[int, list[int]]]:
+    if not folder.folder.ledger.exists():
+        return 0.0, 0.0, {}
+    with LedgerReader(folder.folder.ledger) as ledger:
+        since, until, times = ledger.failure_times(_FAILURE_COLUMNS)
+        return since, until, times

@@ -184,7 +184,7 @@ def _cost(folder: Folder) -> dict[str, Any]:
             labels = event.get("workers") or event.get("ranks")
             labels = labels if isinstance(labels, list) else []
             devices[node] = [line(str(one), 60) for one in labels[:_MOST_DEVICES]]
-            num = len({number for one in labels for number in _gpus_in(str(one))})
+            num = len({number for one in labels for number in gpus_in(str(one))})
             has_gpus |= num > 0
             begun[node] = when, num
         elif event.get("event") == "end" and node in begun:
@@ -200,10 +200,10 @@ def _cost(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _gpus_in(label: str) -> list[str]:
+def gpus_in(label: str) -> list[str]:
     """The GPUs of a slot.
 
-    >>> _gpus_in("cuda:0+1"), _gpus_in("cuda:3/2"), _gpus_in("cpu:0"), _gpus_in("slurm/1")
+    >>> gpus_in("cuda:0+1"), gpus_in("cuda:3/2"), gpus_in("cpu:0"), gpus_in("slurm/1")
     (['0', '1'], ['3'], [], [])
     """
     kind, _, numbers = label.partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from muster.farm.rows import flattened, metrics_of
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
+from muster.web.content.devices import GpuTime, energy_wh
 from muster.web.content.plain import line, plain, settings
-from muster.web.content.runs import picture
+from muster.web.content.runs import gpus_in, picture
 from muster.web.folder import Folder, opened
 from muster.web.query import Query
 
@@ -57,10 +59,27 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "files": _files(folder.folder, folder.folder.artifact(key), f"/run/{folder.id}/file/")
         if row.has_files else [],
         "peak_mib": row.peak_mib,
+        **_cost(folder.folder, attempts),
         "all_seconds": sum(one.seconds for one in attempts),
         "seconds": row.seconds,
         "command": shlex.join(["muster", "logs", str(folder.path), str(row.task_id)]),
         "metrics": names,
+    }  # fmt: skip
+
+
+def _cost(folder: RunFolder, attempts: Sequence[AttemptRow]) -> dict[str, float | None]:
+    """Of all attempts; None where there was no GPU, or where one cannot tell. What tasks that share
+    a GPU need of its power is not known."""
+    spans = [
+        GpuTime(one.host, tuple(f"gpu{n}" for n in gpus_in(one.slot)), one.started_s,
+                one.started_s + one.seconds)
+        for one in attempts if gpus_in(one.slot)
+    ]  # fmt: skip
+    is_whole = not any("/" in one.slot for one in attempts)
+    return {
+        "gpu_seconds": sum(len(one.labels) * (one.end_s - one.begin_s) for one in spans)
+        if spans and is_whole else None,
+        "energy_wh": energy_wh(folder, spans) if spans and is_whole else None,
     }  # fmt: skip
 
 

@@ -126,6 +126,8 @@ def _task(data: Data, links: Links, run: Data | None) -> Html:
                 class_="error") if error else None,
             facts([("Key", data.get("key")), ("Took", duration(data.get("seconds"))),
                    ("All attempts", duration(data.get("all_seconds"))),
+                   ("GPU time", duration(data.get("gpu_seconds"))),
+                   ("Energy, Wh", data.get("energy_wh")),
                    ("Peak memory, MiB", data.get("peak_mib"))]),
             _section("Settings", facts((data.get("settings") or {}).items())),
             _section("Result", facts((data.get("result") or {}).items())),

@@ -116,7 +116,7 @@ export function Task() {
       ${shell.actions && hasTasks && ["ready", "claimed"].includes(value.state) && html` <${Action} label="Cancel this task" action="cancel" of=${{ task: value.key }} ask="Cancel this task? The others go on." />`}</h2>
     <${Failure} error=${error} />
     ${value.error && html`<div class="error"><p>${value.error.text}</p>${value.error.trace && html`<details open><summary>Traceback</summary><pre tabindex="0">${value.error.trace}</pre></details>`}</div>`}
-    <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["All attempts", format.duration(value.all_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Key", html`<code>${value.key}</code>`]]} />
+    <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["All attempts", format.duration(value.all_seconds)], ["GPU time", format.duration(value.gpu_seconds)], ["Energy", typeof value.energy_wh === "number" ? `${format.number(value.energy_wh)} Wh` : null], ["Peak memory", format.mib(value.peak_mib)], ["Key", html`<code>${value.key}</code>`]]} />
     <div class="two"><${Section} title="Settings"><${Facts} wide pairs=${Object.entries(settings)} /></${Section}>
     ${Object.keys(result || {}).length ? html`<${Section} title="Result"><${Facts} wide pairs=${Object.entries(result)} /></${Section}>` : null}</div>
     ${names.length ? html`<${Section} title="Curves"><${Curves} names=${names} tasks=${[String(value.key)]} /></${Section}>` : null}
@@ -160,7 +160,7 @@ export function Training() {
   const { value, error } = useAnswer(`run/${run.id}/training`, {}, first);
   const { curves = [], ranks = [], stall, checkpoints = [], evaluations = [], figures = [] } = value;
   const phases = [...new Set(ranks.flatMap((one) => Object.keys(one.phases || {})))];
-  const line = (name) => `f-phase-${phases.indexOf(name) % 6}`;
+  const line = (name) => `f-phase-${phases.indexOf(name) % 8}`;
   const strip = (found) => {
     const total = Object.values(found || {}).reduce((sum, one) => sum + (one || 0), 0);
     let at = 0;
@@ -197,12 +197,21 @@ export function MapPage() {
     <${Section} title="Rejects"><${Records} name="Rejects" value=${rejects} empty="No record was rejected." /></${Section}>`;
 }
 
+/** How many attempts failed in each part of the run's time, a bar for each part. */
+function Times({ counts, since, until }) {
+  if (!counts || counts.length < 2 || !(until > since)) return null;
+  const most = Math.max(...counts), wide = 100 / counts.length;
+  return html`<svg class="times-bar" role="img" aria-label="Failures over the time of the run, at most ${most} in each of ${counts.length} parts">${counts.map((num, at) => num ? html`<rect key=${at} x="${at * wide}%" width="${wide * 0.9}%" y="${100 - (100 * num) / most}%" height="${(100 * num) / most}%" class="f-failed"><title>${num} until ${format.moment(since + ((at + 1) * (until - since)) / counts.length)}</title></rect>` : null)}</svg>
+    <p class="note times-ends"><span>${format.moment(since)}</span><span>${format.moment(until)}</span></p>`;
+}
+
 export function Errors() {
   const { value, error } = useAnswer(`run/${run.id}/errors`, {}, first);
   const groups = value.groups || [];
   return html`<${Failure} error=${error} />
     ${groups.length ? groups.map((one, n) => html`<section class="group" key=${n}><h2><span class="times">${format.many(one.count)} ×</span> ${one.text}</h2>
       <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}${(one.tasks || []).length ? "Tasks " : ""}${(one.tasks || []).map((key) => html`<${TaskLink} task=${key} /> `)}${one.failed > (one.tasks || []).length ? `of ${format.many(one.failed)} that failed` : ""}</p>
+      <${Times} counts=${one.times} since=${value.since} until=${value.until} />
       ${one.trace && html`<details open=${n === 0}><summary>Traceback</summary><pre tabindex="0">${one.trace}</pre></details>`}</section>`) : html`<p class="empty">Nothing has failed.</p>`}`;
 }
 
