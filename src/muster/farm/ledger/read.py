@@ -333,26 +333,15 @@ class LedgerReader(LedgerQueries):
         """Failed attempts grouped by cause, the most frequent first."""
         groups = self._all(
             "SELECT f.failure_id, f.outcome, f.message, f.trace, count(*), "
-            " sum(t.state = 3 AND a.token = t.token), "
+            " coalesce(sum(t.state = 3 AND a.token = t.token), 0), "
             " min(a.started_s + a.seconds), max(a.started_s + a.seconds), "
             " count(DISTINCT a.task_id) "
             "FROM attempts a JOIN failures f USING (failure_id) JOIN tasks t USING (task_id) "
             "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
         )
         return [
-            FailureGroup(
-                outcome,
-                message,
-                trace,
-                attempts,
-                failed or 0,
-                *self._examples(number),
-                first_s,
-                last_s,
-                num_tasks,
-                number,
-            )  # fmt: skip
-            for number, outcome, message, trace, attempts, failed, first_s, last_s, num_tasks in groups
+            FailureGroup._make((*of[:5], *self._examples(number), *of[5:], number))
+            for number, *of in groups
         ]
 
     def failure_times(self, columns: int) -> tuple[float, float, dict[int, list[int]]]:
