@@ -13,6 +13,7 @@ runs/<name>/
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
   logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
   logs/rank-3.error.json  the exception that ended it; logs/rank-3.stack where it stood in a stall
+  logs/phases.json    for how many seconds each rank was at what, in its last start
   logs/command.log    what the command itself printed that was started with --detach; command.log.1
                       what it had printed before that
   logs/agent.log      the log of the supervisor, which starts the ranks and watches over them
