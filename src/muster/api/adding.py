@@ -9,6 +9,7 @@ from muster.api.earlier_work import array_of, check_code
 from muster.api.runs import Run, changing
 from muster.api.workload import Workload, plan_id_of
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.base.flags import own_words
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
 from muster.farm.steering import add_in
@@ -41,7 +42,7 @@ def check_may_grow(run: Run) -> None:
             f"{path} is a map: its tasks are parts of one input.",
             hint="put the further records through a map of their own, with another --output.",
         )
-    if stored.kind != "sweep":
+    if stored.is_gang:
         raise UsageError(
             f"{path} is {stored.kind_name}: it has ranks, and no tasks.",
             hint="for several settings, sweep over its command: muster sweep … -- muster …",
@@ -51,8 +52,7 @@ def check_may_grow(run: Run) -> None:
             f"{path} is a search, which chooses its tasks itself.",
             hint=f"let it choose more, with a higher N: muster resume {path} --trials N",
         )
-    words = stored.argv[: stored.argv.index("--")] if "--" in stored.argv else stored.argv
-    flags = {word.partition("=")[0] for word in words}
+    flags = {word.partition("=")[0] for word in own_words(stored.argv)}
     if run.folder.elements_json.exists() or array_of(run.folder) or "--array" in flags:
         raise UsageError(
             f"{path} belongs to an array: its tasks are divided among the elements.",

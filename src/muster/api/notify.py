@@ -1,43 +1,32 @@
 """``--notify``: who is told that a run has ended, failed for the first time, stalled or paused.
 
-Each place has a thread of its own, which tries again after growing pauses. A run never waits for
-one while it works, and some seconds at its end; then it says what was not sent. An address or a
-token that is a secret comes from the environment or a file, and is in no message, record or error.
+Here is what is typed, and how one message is sent; the rest is in `services`. An address or a token
+that is a secret comes from the environment or a file, and is in no message, record or error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import platform
-import queue
 import re
 import shlex
 import shutil
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from muster.base import processes
-from muster.base.errors import MusterError, UnknownNameError, UsageError
+from muster.base.errors import UnknownNameError, UsageError
 from muster.base.settings import child_environment, secret
-from muster.base.shown_text import count, one_line, secrets_of, without_secrets
-from muster.base.signals import Interrupted, stop_code
-from muster.run.folder import RunFolder
+from muster.base.shown_text import one_line, secrets_of, without_secrets
 
 Cause = Literal["ended", "failure", "stalled", "paused", "budget"]
 KINDS = ("command", "webhook", "slack", "discord", "ntfy", "mail")
 #: Chats whose whole address is a secret, and by which kind they are told.
 _CHATS = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
-#: How long the end of a run waits for what is not sent yet, and that of one which failed.
-END_S, HURRY_S = 10.0, 3.0
-_MOST_TRIES, _FIRST_PAUSE_S = 6, 1.0
 _REPLY_S, _COMMAND_S = 10.0, 30.0
-_MOST_TEXT, _MOST_WAITING = 1500, 16
+MOST_TEXT = 1500
 _ADDRESS = re.compile(r"[^\s,;:<>-][^\s,;:<>]*@[^\s,;:<>]+")
 
 
@@ -232,7 +221,7 @@ def _document(kind: str, message: Message) -> dict[str, Any]:
     if kind == "slack":  # < begins a mention or a link
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     if kind == "discord":
-        return {"content": text[:_MOST_TEXT], "allowed_mentions": {"parse": []}}
+        return {"content": text[:MOST_TEXT], "allowed_mentions": {"parse": []}}
     return message._asdict()
 
 
@@ -289,119 +278,3 @@ def _call(words: Sequence[str], text: bytes, environment: dict[str, str], hold: 
                 processes.signal_group(process.pid, processes.KILL)
     if process.returncode:
         raise Failed(f"it ends with exit code {process.returncode}")
-
-
-class _Courier(threading.Thread):
-    """Sends to one place. ``left``: the causes that are not sent, ``why``: the last failure."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(name=f"muster-notify-{place.kind}", daemon=True)
-        self.place = place
-        self.left: list[Cause] = []
-        self.why = ""
-        self._queue: queue.Queue[Message | None] = queue.Queue(_MOST_WAITING)
-        self._is_ending = threading.Event()
-        self._is_cut = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def take(self, message: Message) -> None:
-        self.left.append(message.cause)
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(message)
-
-    def finish(self) -> None:
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
-        self._is_ending.set()
-
-    def cut(self) -> None:
-        """Let no process that sends outlive the run."""
-        self._is_cut = True
-        self._hold(self._process)
-
-    def run(self) -> None:
-        while not self._is_cut and (message := self._queue.get()) is not None:
-            pause_s = _FIRST_PAUSE_S
-            for _ in range(_MOST_TRIES):
-                if self._is_cut or self._sends(message):
-                    break
-                if self._is_ending.wait(pause_s):  # a long pause would outlast the end's patience
-                    self._is_ending.clear()
-                    pause_s = _FIRST_PAUSE_S / 2
-                pause_s *= 2
-
-    def _sends(self, message: Message) -> bool:
-        """Whether it has been sent, or never will be."""
-        try:
-            send(self.place, message, self._hold)
-        except (Failed, MusterError) as error:
-            self.why = one_line(str(error).partition("\n")[0], 200)
-            return not isinstance(error, Failed) or error.is_final
-        except Exception as error:  # whatever it says may hold the address
-            self.why = type(error).__name__
-            return True
-        self.left.remove(message.cause)
-        return True
-
-    def _hold(self, process: subprocess.Popen[bytes] | None) -> None:
-        self._process = process  # before the question, or a `cut` in between would miss it
-        if self._is_cut and process is not None and process.poll() is None:
-            processes.signal_group(process.pid, processes.KILL)
-
-
-class Notifier:
-    """Tells every place of each cause once. ``tell`` returns at once."""
-
-    def __init__(self, folder: RunFolder, places: Sequence[Place]) -> None:
-        self._folder = folder
-        self._told: set[Cause] = set()
-        self._couriers = [_Courier(place) for place in places]
-        self._host = platform.node()
-        for courier in self._couriers:
-            courier.start()
-
-    def tell(self, cause: Cause, text: str, exit_code: int | None = None) -> None:
-        if cause in self._told:
-            return
-        self._told.add(cause)
-        text = without_secrets(one_line(text, _MOST_TEXT))
-        whole = RunFolder(self._folder.whole)
-        path = str(whole.path.absolute())
-        message = Message(cause, one_line(whole.name), path, self._host, text, exit_code)
-        for courier in self._couriers:
-            courier.take(message)
-
-    def close(self, limit_s: float, warn: Callable[[str], None]) -> None:
-        """Wait so long for what is not sent, and say what is left then."""
-        due_s = time.monotonic() + limit_s
-        for courier in self._couriers:
-            courier.finish()
-        for courier in self._couriers:
-            courier.join(max(0.0, due_s - time.monotonic()))
-        for courier in self._couriers:
-            if left := list(courier.left):
-                why = courier.why or "no answer in time"
-                courier.cut()
-                messages = count(len(left), "message")
-                warn(
-                    f"--notify {courier.place.text}: {messages} not sent ({', '.join(left)}): {why}"
-                )
-
-
-@contextlib.contextmanager
-def notifying(
-    folder: RunFolder, texts: Sequence[str], warn: Callable[[str], None]
-) -> Iterator[Notifier]:
-    """A context of a start of a run; an exception that ends it is told as its end."""
-    notifier = Notifier(folder, [read_place(text) for text in texts])
-    try:
-        yield notifier
-    except BaseException as error:
-        code = error.exit_code if isinstance(error, MusterError) else None
-        text = str(error) or type(error).__name__
-        if isinstance(error, Interrupted):
-            code, text = stop_code(error.number), f"{error} ended it"
-        notifier.tell("ended", f"{folder.whole}: {text}", code)
-        notifier.close(HURRY_S, warn)
-        raise
-    notifier.close(END_S, warn)

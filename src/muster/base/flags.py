@@ -7,8 +7,9 @@ what these cannot say.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
@@ -70,6 +71,11 @@ def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
         return "end"
     is_flag = _FLAG.match(word) is not None and " " not in word.partition("=")[0]
     return "flag" if is_flag and not _is_number(word) else "value"
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """The words before ``--``, which are Muster's and not those of a program."""
+    return list(takewhile(lambda word: kind_of_word(word) != "end", words))
 
 
 def _is_number(word: str) -> bool:

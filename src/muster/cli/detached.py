@@ -26,7 +26,7 @@ from stat import S_ISSOCK
 from typing import IO, Any, NamedTuple
 
 from muster.base.errors import EXIT_OK, SetupError, UsageError
-from muster.base.flags import kind_of_word
+from muster.base.flags import own_words
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import Interrupted
 from muster.cli import output
@@ -44,8 +44,7 @@ _GRACE_S = 30.0
 def asked(words: Sequence[str]) -> list[str]:
     """The words of a command that are Muster's and not its program's, where they say ``--detach``;
     else none."""
-    cut = next((at for at, word in enumerate(words) if kind_of_word(word) == "end"), len(words))
-    ours = list(words[:cut])
+    ours = own_words(words)
     if "--detach" not in ours or {"-h", "--help", "--help-all"} & set(ours):
         return []
     if words[0] == "run":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from muster.base.errors import MusterError, UsageError
-from muster.base.flags import kind_of_word
+from muster.base.flags import kind_of_word, own_words
 
 _SCRIPTS = (".py", ".sh")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*(\{[\w./-]+\}[\w@%+=:./-]*)*")
@@ -27,11 +27,10 @@ _PLAIN = re.compile(r"[\w@%+=:,./-]*(\{[\w./-]+\}[\w@%+=:./-]*)*")
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before ``--`` and those after it; UsageError where nothing follows it."""
-    words = list(argv)
-    cut = next((at for at, word in enumerate(words) if kind_of_word(word) == "end"), len(words))
-    if cut + 1 == len(words):
+    words, ours = list(argv), own_words(argv)
+    if len(ours) + 1 == len(words):
         raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
-    return words[:cut], words[cut + 1 :]
+    return ours, words[len(ours) + 1 :]
 
 
 def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:

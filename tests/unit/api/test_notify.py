@@ -20,8 +20,9 @@ import psutil
 import pytest
 from tests.unit.api.test_lending import facts
 
-from muster.api import notify
-from muster.api.notify import notifying, read_place
+from muster.api import notify, services
+from muster.api.notify import read_place
+from muster.api.services import notifying
 from muster.base.errors import UsageError
 from muster.base.settings import read_settings
 from muster.devices.leases import Lease, acquire
@@ -80,21 +81,21 @@ def serving(*statuses: int, location: str = "") -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(services, "_FIRST_PAUSE_S", 0.02)
 
 
 def tell(folder: Path, *places: str, limit_s: float = 60.0) -> list[str]:
     """Each cause twice; what could not be sent."""
     said: list[str] = []
-    notify_end = notify.END_S
-    notify.END_S = limit_s
+    end_s = services.END_S
+    services.END_S = limit_s
     try:
         with notifying(RunFolder(folder / "run"), places, said.append) as notifier:
             for _ in range(2):
                 notifier.tell("failure", "a task\x1b[2J said hf_abcdefghijkl <!channel>")
                 notifier.tell("ended", "all is over", 1)
     finally:
-        notify.END_S = notify_end
+        services.END_S = end_s
     return said
 
 
@@ -162,7 +163,7 @@ def test_a_command_gets_the_message_and_may_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "_COMMAND_S", 0.3)
-    monkeypatch.setattr(notify, "_MOST_TRIES", 2)
+    monkeypatch.setattr(services, "_MOST_TRIES", 2)
     script = tmp_path / "tell.sh"
     script.write_text(f'#!/bin/sh\n{{ cat; echo "$MUSTER_NOTIFY_CAUSE"; }} >> {tmp_path}/told\n')
     script.chmod(0o755)
@@ -178,7 +179,7 @@ def test_a_command_gets_the_message_and_may_hang(
 def test_a_command_does_not_outlive_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "END_S", 0.1)
+    monkeypatch.setattr(services, "END_S", 0.1)
     told, said = tmp_path / "told", list[str]()
     place = f"command:sh -c 'echo $$ > {told}; exec sleep 1000'"
     deadline = time.monotonic() + 60
@@ -196,7 +197,7 @@ def test_a_command_does_not_outlive_the_run(
 def test_the_end_does_not_wait_for_a_long_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "_FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(services, "_FIRST_PAUSE_S", 600.0)
     with serving(500, 200) as server:
         assert tell(tmp_path, f"webhook:{server.url}/hook") == []
         assert server.causes() == ["failure", "failure", "ended"]

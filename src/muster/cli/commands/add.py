@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     if not {"-h", "--help", "--help-all"} & set(words):
         check_may_grow(run)
     run = Run(run.path.absolute())
-    if run.stored.kind == "sweep" and run.stored.argv:
+    if run.stored.argv and not (run.stored.is_gang or run.stored.is_map):
         go_to(run.stored.cwd)
         before = resume.said_before(run.stored)
     recipe = None if before is None else before.groups.get("recipe")
