@@ -79,12 +79,12 @@ test-all: $(STAMP) servers
 	$(PYTEST) -m "alone and not slow and not gpu" tests/integration
 
 test-slow: $(STAMP) servers
-	$(PYTEST) --hypothesis-profile=long -m "(slow or property) and not gpu"
+	$(PYTEST) --timeout=1200 --hypothesis-profile=long -m "(slow or property) and not gpu"
 
 # A process for each file: a device on which one of them holds memory is busy for the others.
 test-gpu: $(STAMP)
 	@failed=; for file in tests/gpu/test_*.py; do \
-	    $(PYTEST) -m gpu $$file || failed="$$failed $$file"; \
+	    $(PYTEST) --timeout=1200 -m gpu $$file || failed="$$failed $$file"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 check: $(STAMP)

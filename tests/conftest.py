@@ -102,6 +102,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
     return LongestFirst(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """In CI a failure is named at once: what ends CI in the middle would end the summary too."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and os.environ.get("CI") in ("true", "1"):
+        config.pluginmanager.register(_Failures(terminal))
+
+
+class _Failures:
+    def __init__(self, terminal: Any) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            where = "" if report.when == "call" else f" in {report.when}"
+            why = report.longreprtext.strip().splitlines() or [""]
+            said = next((line[1:].strip() for line in why if line.startswith("E ")), why[-1])
+            self._terminal.ensure_newline()
+            self._terminal.write_line(
+                f"FAILED{where} after {report.duration:.0f} s: {report.nodeid}: {said}"
+            )
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """The last line says how many tests were skipped, and why: a green suite may lack a part."""

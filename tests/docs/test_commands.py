@@ -11,6 +11,7 @@ one temporary folder; files, folder and exported variables carry over from block
     <!-- file: train.py -->            the block is written to this file (any language)
     <!-- exit: 1 -->                   the block ends with this code instead of 0
     <!-- not run: needs two hosts -->  skipped, for a reason that is not empty
+    <!-- dry run: as README.md -->     its muster commands run with --dry-run, for such a reason
     <!-- needs: hydra -->              skipped where this module cannot be imported
 
 Not promised: output shown is not compared with output seen.
@@ -33,7 +34,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
-BLOCK_LIMIT_S = 600.0
+BLOCK_LIMIT_S = 300.0
 
 #: Languages that run, and those by which a block would look run without being so.
 RUNS = ("bash", "console")
@@ -43,7 +44,9 @@ ELSEWHERE = re.compile(r"^\s*(?:\$ )?(make \w|git clone\b|(?:python3? -m )?pip3?
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)[^`]*$")
 _COMMENT = re.compile(r"^\s*<!--\s*(?P<key>[a-z][a-z ]*?)\s*(?::\s*(?P<value>.*?))?\s*-->\s*$")
-_KEYS = ("file", "exit", "not run", "needs")
+_KEYS = ("file", "exit", "not run", "dry run", "needs")
+#: The flag comes before what may be another program's.
+_DRY = 'muster() { local name=$1; shift; command muster "$name" --dry-run "$@"; }\n'
 
 
 class PageError(Exception):
@@ -60,6 +63,7 @@ class Block:
     file: str | None = None
     exit_code: int = 0
     not_run: str | None = None
+    dry_run: str | None = None
     needs: str | None = None
 
 
@@ -116,14 +120,16 @@ def blocks(text: str) -> Iterator[Block]:
             file=asked.values.get("file"),
             exit_code=int(asked.values.get("exit", "0")),
             not_run=asked.values.get("not run"),
+            dry_run=asked.values.get("dry run"),
             needs=asked.values.get("needs"),
         )
 
 
 def script(block: Block) -> str:
     """What bash is given for a block that runs."""
+    before = _DRY if block.dry_run else ""
     if block.language == "bash":
-        return block.text
+        return before + block.text
     lines, continues = [], False
     for line in block.text.splitlines():
         if continues or line.startswith("$ "):
@@ -131,7 +137,7 @@ def script(block: Block) -> str:
             continues = line.endswith("\\")
     if not lines:
         raise PageError(f"line {block.line}: a console block without a line that starts with '$ '")
-    return "\n".join(lines) + "\n"
+    return before + "\n".join(lines) + "\n"
 
 
 def check(block: Block) -> None:
@@ -192,6 +198,7 @@ def _bash(text: str, state: Path, folder: Path) -> tuple[int, str]:
             stderr=subprocess.STDOUT,
             env=_environment(folder),
             start_new_session=True,
+            preexec_fn=_on_one_core,
         )
         try:
             exit_code = process.wait(BLOCK_LIMIT_S)
@@ -203,6 +210,14 @@ def _bash(text: str, state: Path, folder: Path) -> tuple[int, str]:
                 process.wait()
         output.seek(0)
         return exit_code, output.read()
+
+
+def _on_one_core() -> None:
+    """What takes a worker per core takes one then, and imports once what its tasks need."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -296,7 +311,6 @@ def _name(page: Path) -> str:
 FIRST = ROOT / "README.md"
 
 
-@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=[] if p == FIRST else [pytest.mark.thorough]) for p in PAGES],

@@ -103,6 +103,16 @@ def test_a_page_that_makes_no_sense_is_refused(text: str, says: str, tmp_path: P
         run_page(text, tmp_path)
 
 
+def test_a_dry_run_starts_nothing_and_finds_mistakes(tmp_path: Path) -> None:
+    text = "`f.py`:\n\n<!-- file: f.py -->\n```python\ndef f(x: int): ...\n```\n"
+    text += "<!-- dry run: as elsewhere -->\n```bash\nmuster sweep f.py:f --grid x=1,2 {}\n```\n"
+    assert run_page(text.format("--devices cpu:1"), tmp_path) == 1
+    assert not (tmp_path / "page" / "runs").exists()
+    (tmp_path / "again").mkdir()
+    with pytest.raises(AssertionError, match="exit code 2 instead of 0"):
+        run_page(text.format("--device cpu:1"), tmp_path / "again")
+
+
 def test_the_programs_are_those_of_this_environment(tmp_path: Path) -> None:
     # Not this: muster must come from where the tests run, and a block must not read the terminal.
     text = "```bash\nmuster --version\npython -c 'import muster'\ncat > empty\ntest ! -s empty\n```"

@@ -23,7 +23,7 @@ _WARNINGS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _HERE in item.path.parents:
+        if item.path.parent == _HERE:
             for warning in _WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 

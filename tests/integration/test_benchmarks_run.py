@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from muster.base.settings import kept_environment
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 #: Libraries; what made a fixture; what runs the others.
@@ -15,17 +18,10 @@ NO_BENCHMARKS = {"measuring", "dashboard_peers", "record_digits_grid", "all"}
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in NO_BENCHMARKS)
 #: The last test below runs it, with the others' table.
 NAMES.remove("makespan")
-#: More than ten seconds each: for `make test-slow`.
-LONG = {
-    "chaos", "cluster_overhead", "dashboard", "ddp_throughput", "farm_overhead", "faults",
-    "generate", "house_overhead", "launch", "map_overhead", "plan_error", "ray_overhead", "resume",
-    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble",
-    "startup", "trackers",
-}  # fmt: skip
-CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     done = subprocess.run(
@@ -39,6 +35,13 @@ def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") >= 3
     assert json.loads(record.read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    with kept_environment():
+        assert callable(runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"])
 
 
 def test_one_table_has_the_goals_of_all_that_were_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ SCRIPT = ROOT / "scripts" / "gpu_acceptance"
 def test_every_step_in_small(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path / "out")],
-        capture_output=True, text=True, timeout=1100, cwd=tmp_path,
+        capture_output=True, text=True, timeout=380, cwd=tmp_path,
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     wrong = [line for line in lines if line["status"] != "ok"]

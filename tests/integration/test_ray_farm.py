@@ -1,4 +1,6 @@
-"""Sweeps and maps on a real Ray cluster of two nodes, one of which does not see the run folder."""
+"""Sweeps, maps and searches on a real Ray cluster of two nodes, one of which does not see the run
+folder, and of a third that is lost.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.integration.test_search_clusters import population, search
 from tests.programs import read_program
 from tests.ray_cluster import RayCluster, may_mount, wait_for
 
@@ -546,3 +549,114 @@ def test_another_muster_on_a_node_is_told(
     there = re.escape(importlib.metadata.version("muster-gpu"))
     with pytest.raises(SetupError, match=f"Muster is 9.9 here and {there} on the node"):
         _sweep("target.py:square", range(2))
+
+
+# ------------------------------------------------------------------ searches
+
+
+@pytest.mark.slow
+def test_a_population_on_a_node_that_does_not_see_the_run_folder(
+    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not may_mount():
+        pytest.skip("hiding a folder from a node needs the right to mount")
+    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    population(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
+
+
+@pytest.mark.slow
+def test_a_search_on_ray(
+    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search(tmp_path, "ray", ClusterRequest(num_workers=2))
+
+
+def test_a_search_on_a_node_that_does_not_see_the_run_folder(
+    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints come home, and go to whichever node a promoted trial runs on."""
+    if not may_mount():
+        pytest.skip("hiding a folder from a node needs the right to mount")
+    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    search(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
+
+
+# ------------------------------------------------------------------ nodes that are lost, at last
+
+
+LOST = """
+import time
+
+def slow(x: int):
+    time.sleep(0.2)
+    return {"y": x * x}
+
+def count(x: int, ctx):
+    state = ctx.restore() or {"n": 0}
+    begun_at = state["n"]
+    for n in range(begun_at, 40):
+        time.sleep(0.1)
+        ctx.checkpoint({"n": n + 1})
+    return {"begun_at": begun_at, "n": n + 1, "attempt": ctx.attempt}
+"""
+
+
+def _node_of_the_worker(cluster: RayCluster) -> str:
+    for ip in cluster.nodes:
+        for process in cluster.processes(ip):
+            if "muster.farm.worker.main" in " ".join(process.cmdline()):
+                return ip
+    raise AssertionError("no node has a worker")
+
+
+@pytest.mark.slow
+def test_a_task_goes_on_from_its_checkpoint_on_another_node(
+    ray_driver: RayCluster, place: Path
+) -> None:
+    (place / "lost.py").write_text(LOST)
+    ray_driver.add(cpus=2, gpus=1, hidden=ray_driver.hidden)
+    killed: list[str] = []
+
+    def show(view: Any) -> None:
+        if not killed and list(place.glob("runs/*/checkpoints/*.ckpt")):
+            killed.append(_node_of_the_worker(ray_driver))
+            ray_driver.kill(killed[0])
+
+    run = muster.sweep(
+        "lost.py:count", grid={"x": [1]}, executor="ray", monitor_interval_s=0, show=show,
+        cluster=ClusterRequest(num_workers=1, gpus_per_worker=1),
+    )  # fmt: skip
+    [row] = run.results().to_pylist()
+    assert killed
+    assert (row["n"], row["state"]) == (40, "done")
+    assert row["begun_at"] > 0, "the checkpoint came with it"
+    assert list(run.folder.checkpoints.iterdir()) == []
+    assert [part.outcome for part, _ in run.log(row["task"])] == ["lost", "ok"]
+
+
+def test_the_loss_of_a_node_loses_and_doubles_nothing(ray_driver: RayCluster, place: Path) -> None:
+    (place / "lost.py").write_text(LOST)
+    ip = ray_driver.add(cpus=2, hidden=ray_driver.hidden)
+    num_workers = 2 * len([1 for ip in ray_driver.nodes if ray_driver.processes(ip)])
+    killed: list[str] = []
+
+    def show(view: Any) -> None:
+        all_work = all(line.state == "running" for line in view.workers)
+        if not killed and all_work and view.num_done >= 15:
+            killed.append(ip)
+            ray_driver.kill(ip)
+
+    run = muster.sweep(
+        "lost.py:slow", grid={"x": range(150)}, executor="ray", monitor_interval_s=0, show=show,
+        cluster=ClusterRequest(num_workers=num_workers), retries=0,  # a loss is no try
+    )  # fmt: skip
+    assert killed
+    assert run.exit_code == 0
+    rows = sorted(run.results().to_pylist(), key=lambda row: row["x"])
+    assert [(row["x"], row["y"]) for row in rows] == [(x, x * x) for x in range(150)]
+    assert run.status().num_retried >= 1, "the node was at work"

@@ -1,12 +1,13 @@
-"""A search whose workers are far: they hear that they are to pause, and promoted trials go on."""
+"""A search whose workers are far: they hear that they are to pause, and promoted trials go on.
+
+On Ray: test_ray_farm.py, which has a cluster.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from tests.ray_cluster import RayCluster, may_mount
 from tests.slurm_cluster import SlurmCluster
 
 import muster
@@ -77,19 +78,6 @@ def test_a_population_with_workers_in_jobs(
     population(tmp_path, "slurm", ClusterRequest(num_workers=2, gpus_per_worker=1))
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_population_on_a_node_that_does_not_see_the_run_folder(
-    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not may_mount():
-        pytest.skip("hiding a folder from a node needs the right to mount")
-    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    population(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
-
-
 @pytest.mark.slurm
 def test_a_search_with_workers_in_jobs(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,25 +85,3 @@ def test_a_search_with_workers_in_jobs(
     monkeypatch.chdir(tmp_path)
     search(tmp_path, "slurm", ClusterRequest(num_workers=2, gpus_per_worker=1))
     assert slurm.squeue() == []
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_search_on_ray(
-    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    search(tmp_path, "ray", ClusterRequest(num_workers=2))
-
-
-@pytest.mark.ray
-def test_a_search_on_a_node_that_does_not_see_the_run_folder(
-    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its checkpoints come home, and go to whichever node a promoted trial runs on."""
-    if not may_mount():
-        pytest.skip("hiding a folder from a node needs the right to mount")
-    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    search(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))

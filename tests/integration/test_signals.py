@@ -47,13 +47,16 @@ PHASES = {
     "retry": (MIDDLE, EXPORTING),
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Every phase of every command with one signal, in turns, so that each command meets at least two;
-#: the other combinations are slow.
+#: As another command: an agent is trained by the ranks of a training, and a sweep that goes on
+#: exports as one that begins.
+_ALIKE = {("agent", BEGUN), ("agent", FINISHING), ("resume", EXPORTING), ("retry", EXPORTING)}
+#: Every phase of every command with one signal, in turns; the other combinations are slow.
 CASES = [
     pytest.param(
         command, phase, number,
         id=f"{command}-{phase}-{number.name}",
-        marks=[] if number == SIGNALS[(row + column) % 3] else pytest.mark.slow,
+        marks=[pytest.mark.slow]
+        * (number != SIGNALS[(row + column) % 3] or (command, phase) in _ALIKE),
     )
     for row, (command, phases) in enumerate(PHASES.items())
     for column, phase in enumerate(phases)
@@ -129,20 +132,6 @@ class Case:
         (self.folder / "mended").touch()
 
 
-@pytest.mark.parametrize(
-    ("command", "phase", "number"),
-    [
-        pytest.param("sweep", MIDDLE, signal.SIGTERM, id="sweep-middle"),
-        pytest.param("train", FINISHING, signal.SIGTERM, id="train-finishing"),
-    ],
-)
-def test_a_signal_ends_in_the_code_that_is_documented(
-    command: str, phase: str, number: int, tmp_path: Path, muster_main: MusterMain
-) -> None:
-    check(tmp_path, muster_main, command, phase, number)
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(("command", "phase", "number"), CASES)
 def test_every_command_at_every_phase(
     command: str, phase: str, number: int, tmp_path: Path, muster_main: MusterMain
@@ -180,7 +169,7 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
         assert ("go on: " if has_saved else "nothing is saved; begin again: ") in said
 
 
-@pytest.mark.parametrize("command", ["train", "agent"])
+@pytest.mark.parametrize("command", ["train", pytest.param("agent", marks=pytest.mark.slow)])
 def test_what_was_cancelled_goes_on_with_resume(
     command: str, tmp_path: Path, muster_main: MusterMain
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     slurm.await_state(job, "CANCELLED")
     await_nothing(slurm, job)
     assert slurm.squeue() == []  # it did not go back into the queue
-    again = muster_cli(*words, "--no-wait", "--json", timeout_s=300)
+    again = muster_cli(*words, "--no-wait", "--slurm-arg", "hold", "--json", timeout_s=300)
     assert again.returncode == 0, again.stderr
     assert check_printed("train", again.stdout)["job_id"] != job
 
@@ -112,6 +112,7 @@ def test_muster_cancel_keeps_what_is_saved_and_nothing_starts_again(
     assert muster_cli("status", "run").stdout.startswith("run: stopped\n")
 
 
+@pytest.mark.slow  # a program that is begun anew, below; two nodes train above
 def test_an_agent_on_two_nodes_and_begun_anew_by_a_job_that_is_left_alone(
     slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
 ) -> None:
@@ -136,6 +137,26 @@ def test_an_agent_on_two_nodes_and_begun_anew_by_a_job_that_is_left_alone(
     slurm.await_state(job, "COMPLETED", "FAILED", "CANCELLED")
     assert slurm.state(job) == "COMPLETED", (tmp_path / f"run/slurm/job-{job}.log").read_text()
     check_same_weights(tmp_path / "run", aside)
+    assert len(list(tmp_path.glob("run.before-*"))) == 1, "the job itself moved nothing aside"
+
+
+def test_a_program_is_begun_anew_by_a_job_that_is_left_alone(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text("print('begun')\n")
+    words = ("run", "--on", "slurm", "--devices", "cpu:1", "--run-dir", "run")
+    done = muster_cli(*words, "p.py")
+    assert done.returncode == 0 and "has ended well" in done.stderr, done.stderr
+    left = muster_cli(*words, "--restart", "--no-wait", "p.py")
+    assert left.returncode == 0, left.stderr
+    [aside] = tmp_path.glob("run.before-*")
+    assert f"the run so far is kept in {aside}" in left.stderr
+    assert "begun" in (aside / "logs" / "rank-0.log").read_text()
+    job = left.stdout.strip()
+    assert "--restart" not in (tmp_path / "run" / "slurm" / "job.sh").read_text()
+    slurm.await_state(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert slurm.state(job) == "COMPLETED", (tmp_path / f"run/slurm/job-{job}.log").read_text()
+    assert "begun" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert len(list(tmp_path.glob("run.before-*"))) == 1, "the job itself moved nothing aside"
 
 

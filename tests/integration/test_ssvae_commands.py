@@ -72,6 +72,7 @@ def test_gpus_that_are_not_there_are_named(muster_main: MusterCli) -> None:
     ],
     ids=["dp", "single"],
 )
+@pytest.mark.slow  # other models are trained so in tests/integration/test_train_commands.py
 def test_other_ways_to_train(muster_cli: MusterCli, tmp_path: Path, words: tuple[str, ...]) -> None:
     done = muster_cli("train", "ssvae", "--num-epochs", "1", *words, *FEW)
     assert done.returncode == 0, done.stderr

@@ -66,7 +66,7 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
     """Stopped once: after the restart from the checkpoint it reaches the end."""
     command = [
         *(sys.executable, "-m", "muster", *WORDS, "--devices", "cpu:2"),
-        *("--max-steps", "300", "--checkpoint-interval", "5steps", "--stall-timeout", "3"),
+        *("--max-steps", "150", "--checkpoint-interval", "5steps", "--stall-timeout", "3"),
         *("--max-restarts", "1", "--epochs", "99"),
     ]
     launcher = subprocess.Popen(
@@ -81,10 +81,14 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, out + error
     assert "has been silent for" in error and "restart 1 of 1" in error
-    assert steps(tmp_path) == list(range(1, 301))
+    assert steps(tmp_path) == list(range(1, 151))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    # As a training that gives back a device is asked: tests/integration/test_lent_ranks.py.
+    [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+)
 def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     number: signal.Signals, tmp_path: Path, muster_cli: MusterCli
 ) -> None:
@@ -178,7 +182,7 @@ def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> N
         port = probe.getsockname()[1]
     words = (
         *WORDS, "--devices", "cpu:1", "--nodes", "2", "--master-addr", "127.0.0.1",
-        "--master-port", str(port), "--max-steps", "200", "--epochs", "99",
+        "--master-port", str(port), "--max-steps", "100", "--epochs", "99",
         "--checkpoint-interval", "5steps", "--max-restarts", "2",
     )  # fmt: skip
     nodes = [
@@ -202,7 +206,7 @@ def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> N
     said = "\n".join(part for end in ends for part in end)
     assert [node.returncode for node in nodes] == [0, 0], said
     assert "restart 1 of 2" in ends[0][1] and "restart 1 of 2" in ends[1][1]
-    assert steps(tmp_path) == list(range(1, 201))
+    assert steps(tmp_path) == list(range(1, 101))
 
 
 def test_another_batch_size_is_another_training(

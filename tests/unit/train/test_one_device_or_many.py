@@ -34,13 +34,16 @@ CASES: dict[str, tuple[Toy, dict[str, Any], dict[str, Any]]] = {
     "unused": (Toy(unused=True), FEW, {"batch_size": 1}),
 }
 RANKS = (1, 2, 4)
+#: Where four ranks meet what two do not: batches that cannot be shared evenly, and empty shares.
+ON_FOUR = ("plain", "uneven", "filtered", "tiny")
+RUNS = [(name, ranks) for ranks in RANKS for name in CASES if ranks < 4 or name in ON_FOUR]
 
 
 def jobs() -> list[Job]:
     found = [
         Job(name=f"{name}-{ranks}", ranks=ranks, task=task, config={**known, **rest})
-        for ranks in RANKS
-        for name, (task, known, rest) in CASES.items()
+        for name, ranks in RUNS
+        for task, known, rest in [CASES[name]]
     ]
     single = {name: Toy(dtype="float32") for name in ("single-1", "single-2", "single-4")}
     found += [
@@ -129,8 +132,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return run_jobs(tmp_path_factory.mktemp("many"), jobs())
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "ranks"), RUNS)
 def test_float64_losses_are_the_textbooks(name: str, ranks: int, trained: Outcomes) -> None:
     task, known, _ = CASES[name]
     wanted = train_plainly(task, **known)
@@ -147,8 +149,9 @@ def test_float64_losses_are_the_textbooks(name: str, ranks: int, trained: Outcom
         torch.testing.assert_close(final[f"model/{parameter}"], value, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", ["plain", "clipped", "accumulated", "uneven", "tiny"])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [run for run in RUNS if run[0] not in ("filtered", "tokens", "unused")]
+)
 def test_the_epochs_loss_is_the_mean_over_its_samples(
     name: str, ranks: int, trained: Outcomes
 ) -> None:

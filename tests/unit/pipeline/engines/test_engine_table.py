@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers  # its names are loaded when they are used, not where tests are collected
 
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.pipeline.engines.answers import on_device
@@ -33,7 +33,7 @@ from muster_recipes.arith import tokenizer as characters
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(characters.VOCABULARY),
         hidden_size=16,
         intermediate_size=16,
@@ -41,7 +41,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=2,
         max_position_embeddings=64,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     characters.save(folder, 64)
     return folder
 
@@ -185,8 +185,8 @@ def test_weights_that_are_read_onto_a_device_are_the_same(tiny: Path) -> None:
     options = on_device("cuda:0")
     assert options == {"device_map": {"": "cuda:0"}}
     options["device_map"][""] = "cpu"  # the same way of loading, to a device that is here
-    placed = LlamaForCausalLM.from_pretrained(tiny, **options).to("cpu")
-    moved = LlamaForCausalLM.from_pretrained(tiny)
+    placed = transformers.LlamaForCausalLM.from_pretrained(tiny, **options).to("cpu")
+    moved = transformers.LlamaForCausalLM.from_pretrained(tiny)
     states = placed.state_dict(), moved.state_dict()
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -12,15 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers  # its names are loaded when they are used, not where tests are collected
 
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.engines.decoding import draw, uniform
@@ -50,7 +42,9 @@ def save(folder: Path, config: Any, kind: Any) -> Path:
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.4)
-    model.generation_config = GenerationConfig(eos_token_id=ENDS, pad_token_id=characters.PAD)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=ENDS, pad_token_id=characters.PAD
+    )
     model.save_pretrained(folder)
     characters.save(folder, POSITIONS)
     return folder
@@ -71,13 +65,17 @@ SIZES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("tiny"), LlamaConfig(**SIZES), LlamaForCausalLM)
+    return save(
+        tmp_path_factory.mktemp("tiny"),
+        transformers.LlamaConfig(**SIZES),
+        transformers.LlamaForCausalLM,
+    )
 
 
 @pytest.fixture(scope="module")
 def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = MistralConfig(**SIZES, sliding_window=12)
-    return save(tmp_path_factory.mktemp("sliding"), config, MistralForCausalLM)
+    config = transformers.MistralConfig(**SIZES, sliding_window=12)
+    return save(tmp_path_factory.mktemp("sliding"), config, transformers.MistralForCausalLM)
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +131,8 @@ def mixed_requests(count: int) -> list[Request]:
 
 def slowly(folder: Path, request: Request) -> Completion:
     """By definition: no batch, no cache, all tokens decoded again after each one."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer(request.prompt)["input_ids"]
     made: list[int] = []
     sampling = request.sampling
@@ -187,8 +185,8 @@ def test_a_model_whose_cache_takes_no_late_rows(sliding: Path) -> None:
 
 
 def test_greedy_texts_are_those_of_generate(tiny: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     requests = [
         dataclasses.replace(request, sampling=Sampling(max_tokens=30))
         for request in mixed_requests(12)
