@@ -75,6 +75,7 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     job = submitted.stdout.strip()
     assert submitted.returncode == 0 and job == job_of(tmp_path / "run"), submitted.stderr
     await_steps(tmp_path / "run", 10)
+    write_task(tmp_path, seconds=3)  # not over before the last of those below has begun
     stored = json.loads((tmp_path / "run" / "run.json").read_text())
     assert stored["argv"] == ["muster", *words, "--no-wait"]  # for `muster resume`, not a node's
     with following(tmp_path, *words) as leaver:
@@ -102,6 +103,7 @@ def test_muster_cancel_keeps_what_is_saved_and_nothing_starts_again(
     write_task(tmp_path, seconds=0.3)
     job = muster_cli(*WORDS, *ON_SLURM, "--run-dir", "run", "--no-wait").stdout.strip()
     await_steps(tmp_path / "run", 10)
+    write_task(tmp_path, seconds=3)
     asked = muster_cli("cancel", "run")
     assert "asked its ranks to save what they can and to end" in asked.stdout, asked.stderr
     slurm.await_state(job, "CANCELLED", "PENDING")
