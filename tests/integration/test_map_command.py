@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import signal
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from tests.conftest import MusterCli
 from tests.programs import read_program
@@ -276,29 +274,6 @@ def test_a_map_that_has_only_stages_so_far_is_looked_at_by_its_own_name(
     assert "nothing to cancel" in muster_main("cancel", str(folder)).stdout
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_other_formats_hold_the_same_records(place: Path, suffix: str) -> None:
-    write(place / "in.jsonl", 300)
-    done = run("stages.py:square", "--input", "in.jsonl", "--output", f"out.{suffix}", *ON)
-    assert done.returncode == 0, done.stderr
-    path = place / f"out.{suffix}"
-    if suffix == "parquet":
-        assert pq.read_table(path).column("y").to_pylist() == [n * n for n in range(300)]
-    else:
-        with path.open(newline="") as file:
-            assert [int(row["y"]) for row in csv.DictReader(file)] == [n * n for n in range(300)]
-
-
-def test_a_folder_of_parts_has_one_per_shard(place: Path) -> None:
-    write(place / "in.jsonl", 300)
-    words = ("stages.py:square", "--input", "in.jsonl", "--chunk-rows", "100", *ON)
-    done = run(*words, "--output", "parts/")
-    assert done.returncode == 0, done.stderr
-    files = sorted((place / "parts").glob("part-*.jsonl"))
-    assert len(files) == 3
-    assert [row["x"] for file in files for row in rows(file)] == list(range(300))
-
-
 def test_an_unordered_output_grows_while_the_map_runs(place: Path) -> None:
     write(place / "in.jsonl", 400)
     words = ("stages.py:unhurried", "--input", "in.jsonl", "--chunk-rows", "40", *ON)
@@ -430,7 +405,7 @@ def test_ctrl_c_saves_and_resume_goes_on(place: Path) -> None:
     assert len(notes(place)) == 300
 
 
-@pytest.mark.parametrize("again", ["the command", "resume"])
+@pytest.mark.parametrize("again", [pytest.param("the command", marks=pytest.mark.slow), "resume"])
 def test_stage_by_stage_killed_in_each_stage_goes_on_in_it(place: Path, again: str) -> None:
     write(place / "in.jsonl", 160)
     words = ("stages.py:SLOWLY", "--input", "in.jsonl", "--batch-size", "4", *ON)
