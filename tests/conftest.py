@@ -120,9 +120,8 @@ class _Failures:
             where = "" if report.when == "call" else f" in {report.when}"
             why = report.longreprtext.strip().splitlines() or [""]
             said = next((line[1:].strip() for line in why if line.startswith("E ")), why[-1])
-            self._terminal.ensure_newline()
             self._terminal.write_line(
-                f"FAILED{where} after {report.duration:.0f} s: {report.nodeid}: {said}"
+                f"\nFAILED{where} after {report.duration:.0f} s: {report.nodeid}: {said}"
             )
 
 
