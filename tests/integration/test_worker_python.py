@@ -100,3 +100,38 @@ def test_a_program_in_this_folder_goes_before_one_of_the_path(
     assert interpreter(Path("./python3")) == shutil.which("python3")
     (tmp_path / "python3").touch()
     assert interpreter(Path("./python3")) == str(tmp_path / "python3")
+
+
+def test_a_program_runs_in_the_python_of_its_project(
+    project: Path, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """Ranks have no --python: the interpreter is the program. Its children are its own too."""
+    (tmp_path / "main.py").write_text(
+        "import multiprocessing, os, sys\nimport only_there\n"
+        "def child():\n    assert only_there.twice(1) == 2 and sys.prefix == os.environ['WANTED']\n"
+        "if __name__ == '__main__':\n    os.environ['WANTED'] = sys.prefix\n"
+        "    one = multiprocessing.get_context('spawn').Process(target=child)\n"
+        "    one.start()\n    one.join()\n"
+        "    print(os.environ['RANK'], one.exitcode, sys.prefix)\n"
+    )
+    python = str(project / "bin" / "python")
+    words = ("run", "--devices", "cpu:1", "--run-dir", "r", "--no-python", python, "main.py")
+    done = muster_main(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"[0] 0 0 {project}" in done.stdout
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "--python", ".venv", "t.py"), "write muster run --no-python .venv/bin/python"),
+        (("train", "digits", "--python", ".venv"), "install muster-gpu in that environment"),
+        (("verify", "digits", "--python", ".venv"), "install muster-gpu in that environment"),
+    ],
+)
+def test_ranks_say_how_they_get_another_python(
+    words: tuple[str, ...], says: str, muster_main: MusterCli
+) -> None:
+    done = muster_main(*words)
+    assert done.returncode == 2 and says in done.stderr, done.stderr

@@ -22,6 +22,13 @@ from muster.cli.values import split_target
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
+#: Of a sweep, whose workers need nothing but Muster; decision 0029.
+_REFUSED = {
+    "python": (
+        "its ranks need Muster beside the torch that they use.",
+        "install muster-gpu in that environment, and start it there: .venv/bin/muster train …",
+    ),
+}
 _RUN_DIR = "The run folder. Default: runs/<name>-<hash of the settings that decide what is learnt>."
 #: What the help shows first, beside the task's own flags.
 _COMMON = (
@@ -82,7 +89,9 @@ def flags_of_train(
         "own": Part(of=TrainFlags, without=() if is_kept else ("checkpoint_interval",)),
         **gang_groups(GangOptions(max_restarts=3), _RUN_DIR, may_leave=is_kept),
     }
-    parsed = parse_groups(groups, words, f"{command} {name}".strip(), text, common=_COMMON)
+    parsed = parse_groups(
+        groups, words, f"{command} {name}".strip(), text, common=_COMMON, refused=_REFUSED
+    )
     if not name:
         raise UsageError(
             "There is no task to train.",

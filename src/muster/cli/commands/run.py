@@ -37,6 +37,14 @@ Examples:
 """
 
 
+#: Of a sweep, whose workers need nothing but Muster.
+_REFUSED = {
+    "python": (
+        "any interpreter can be the program.",
+        "write muster run --no-python .venv/bin/python SCRIPT.",
+    ),
+}
+
 #: What the help shows first.
 _COMMON = (
     "is_module", "is_python", "devices", "gpu_ids", "max_restarts", "stall_timeout_s", "grace_s",
@@ -129,7 +137,9 @@ def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType
         "script": Part(of=Script, only=("is_module", "is_python")),
         **gang_groups(GangOptions(), _RUN_DIR),
     }
-    return parse_groups(groups, argv, "run", _HELP, common=_COMMON, program="SCRIPT [ARGS]")
+    return parse_groups(
+        groups, argv, "run", _HELP, common=_COMMON, program="SCRIPT [ARGS]", refused=_REFUSED
+    )
 
 
 def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
