@@ -55,6 +55,7 @@ def test_starting_is_quick(args: list[str], limit_s: float) -> None:
         "import muster; muster.Recipe, muster.sweep, muster.batched",
         "from muster.cli.main import main; main(['--help'])",
         "import muster.api.launch, muster.cli.commands.sweep",
+        "from muster.cli.main import main; main(['list'])",
     ],
 )
 def test_nothing_heavy_is_imported(start: str) -> None:
