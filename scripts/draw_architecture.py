@@ -34,6 +34,7 @@ PURPOSES = {
     "supervisor": "above the ranks",
     "gang": "start ranks",
     "slurm": "jobs and scripts",
+    "hosts": "machines over SSH",
     "run": "the run folder",
     "devices": "GPUs and leases",
     "base": "files, signals, errors",

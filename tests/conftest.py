@@ -21,8 +21,15 @@ import pytest
 from tests.examples import settings
 from tests.ray_cluster import ray_cluster, ray_driver
 from tests.slurm_cluster import slurm, slurm_session
+from tests.ssh_hosts import ssh_hosts
 
-__all__ = ["ray_cluster", "ray_driver", "slurm", "slurm_session"]  # fixtures for every test
+__all__ = [
+    "ray_cluster",
+    "ray_driver",
+    "ssh_hosts",
+    "slurm",
+    "slurm_session",
+]  # fixtures for every test
 
 settings.load_profile("fixed")
 

@@ -46,7 +46,8 @@ DOORS = {
         "muster/cli/",
     ),
 }
-ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py")
+# The far end runs alone on another machine, without the rest of the package.
+ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py", "muster/hosts/far_end.py")
 _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 _IMPORTERS = {"import_module", "__import__"}
 

@@ -40,7 +40,7 @@ Main = Callable[..., CompletedProcess[str]]
 #: Commands that do not take a run, or only start one: other tests are about them.
 STARTERS = {
     "sweep", "run", "map", "train", "verify", "launch", "slurm-script", "doctor", "devices",
-    "queue", "track", "web", "completion", "start", "init", "mcp",
+    "queue", "track", "web", "completion", "start", "init", "mcp", "hosts",
 }  # fmt: skip
 #: Commands that only look; they leave the folder as it is. What they are given besides the run.
 LOOKERS: dict[str, tuple[str, ...]] = {

@@ -19,6 +19,7 @@ from muster.api.options import SearchOptions, SweepOptions, options_of_call
 from muster.api.placing import (
     as_wanted,
     gpus_per_worker,
+    on_hosts,
     placement_lines,
     slots_of,
     take_devices,
@@ -100,6 +101,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     Raises what ``muster.sweep`` raises before it starts anything.
     """
     _check(workload, options)
+    options = on_hosts(options)
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
     if not is_new:
@@ -119,6 +121,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
     _check(workload, options)
+    options = on_hosts(options)
     settings = read_settings()
     folder = choose_folder(workload, options)
     workload = in_folder(workload, folder)

@@ -185,6 +185,10 @@ class SweepOptions(DeviceOptions, KeptOptions):
     cluster: ClusterRequest = dataclasses.field(default_factory=ClusterRequest)
 
     def __post_init__(self) -> None:
+        if self.cluster.hosts is not None and self.executor != "ray":
+            if self.executor != "local":
+                raise UsageError(f"--hosts has no effect with --on {self.executor}.")
+            object.__setattr__(self, "executor", "ray")  # which is what runs there
         for name, least in (("retries", 0), ("retry_exceptions", 0), ("gpus_per_task", 1)):
             _check_least(name, getattr(self, name), least)
         if self.timeout_s is not None and self.timeout_s <= 0:

@@ -30,6 +30,7 @@ from muster.devices.placement import (
 from muster.devices.waiting import Wait, lease_in_turn, not_free
 from muster.farm.events import Capacity, Event
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.ray_hosts import Node, ask_hosts
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView, WorkerLine
@@ -194,7 +195,9 @@ def would_place(
 def _on_cluster(options: SweepOptions) -> Placement:
     """A slot for each worker; which devices it has is known only where it runs."""
     _refuse_local(options)
-    request = options.cluster
+    request, nodes = options.cluster, list[Node]()
+    if request.hosts is not None:
+        request, nodes = ask_hosts(request)
     on_ray = options.executor == "ray"
     num_threads = request.cores_per_actor if on_ray else request.cores_per_job
     return Placement(
@@ -207,8 +210,19 @@ def _on_cluster(options: SweepOptions) -> Placement:
                 num_threads=num_threads,
             )
             for number in range(request.num_workers)
-        )
+        ),
+        notes=tuple(node.shown for node in nodes),
     )
+
+
+def on_hosts(options: SweepOptions) -> SweepOptions:
+    """The options with the workers that ``--hosts`` has room for; all others as they are.
+
+    Raises SetupError for a host that cannot be used.
+    """
+    if options.cluster.hosts is None:
+        return options
+    return dataclasses.replace(options, cluster=ask_hosts(options.cluster)[0])
 
 
 def _refuse_local(options: SweepOptions) -> None:

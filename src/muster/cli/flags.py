@@ -121,6 +121,11 @@ def sweep_options(parsed: Parsed, **changes: Any) -> SweepOptions:
     if "search" in parsed.groups:
         options = parsed.search.limiting(options)
     refuse_without_effect(parsed, options.executor)
+    if options.cluster.hosts and any(said.option.name == "workers" for said in parsed.said):
+        raise UsageError(
+            "--workers has no effect with --hosts.",
+            hint="choose the GPUs of each host (a:0-3), or its workers on the CPU (a:cpu:4).",
+        )
     if options.executor == "slurm":
         _ = options.cluster.whole_gpus  # refuses a part of one
     return options

@@ -108,6 +108,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.devices:main",
         "list the GPUs of this machine and who uses them; change those of a run",
     ),
+    "hosts": (
+        "muster.cli.commands.hosts:main",
+        "check whether machines reached by SSH can run a sweep together",
+    ),
     "mcp": ("muster.cli.commands.mcp:main", "serve Muster to an agent, as tools over stdio"),
     "queue": (
         "muster.cli.commands.devices:queue",
@@ -130,7 +134,7 @@ _READERS = {
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
 _LOOKING = {
     "list", "status", "attach", "why", "best", "logs", "errors", "metrics", "plan",
-    "devices", "monitor", "queue",
+    "devices", "monitor", "queue", "hosts",
 }  # fmt: skip
 
 #: What goes on when the same command is given again.

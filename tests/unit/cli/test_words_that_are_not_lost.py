@@ -41,6 +41,7 @@ LINES = {
     "doctor": "doctor --quick",
     "devices": "devices",
     "queue": "queue",
+    "hosts": "hosts check localhost",
     "web": "web",
     "mcp": "mcp",
     "completion": "completion bash",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from muster.base.errors import UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.farm.task import TargetSpec
+from muster.hosts.names import parse_hosts
 from muster.slurm.request import CORES_PER_GPU, JobRequest, SlurmOptions
 
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
@@ -40,6 +41,12 @@ class ClusterRequest(SlurmOptions):
     time. Default: 90 seconds."""
     address: Annotated[str | None, Flag(metavar="HOST:PORT", engines=_RAY)] = None
     """Ray: a cluster that runs already; one is started here otherwise."""
+    hosts: Annotated[str | None, Flag(metavar="a,b:0-3|@FILE", engines=_RAY)] = None
+    """Run on these machines, reached by SSH: Ray is started on them for this run, with a worker on
+    each GPU, and ended with it. HOST:0-3 chooses GPUs, HOST:cpu:4 workers on its CPU; localhost is
+    this machine. `muster hosts check` says whether they can be used."""
+    hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_RAY)] = None
+    """With --hosts: the Python there that has Muster, where it is not where it is here."""
     resources: Annotated[
         tuple[str, ...], Flag(name="resource", metavar="NAME=AMOUNT", engines=_RAY)
     ] = ()
@@ -66,6 +73,15 @@ class ClusterRequest(SlurmOptions):
                 hint="write 1, 2, …; or a part of one GPU, such as 0.5, with --on ray.",
             )
         _ = self.custom_resources
+        if self.hosts is not None:
+            parse_hosts(self.hosts)
+            if self.address is not None:
+                raise UsageError(
+                    "--hosts starts a Ray of its own, and --address names one that runs already.",
+                    hint="drop one of them.",
+                )
+        elif self.hosts_python is not None:
+            raise UsageError("--hosts-python has no effect without --hosts.")
 
     @property
     def custom_resources(self) -> dict[str, float]:

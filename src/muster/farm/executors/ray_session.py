@@ -20,6 +20,7 @@ from typing import Any
 from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.ray_hosts import RayHosts
 
 _ANSWER_S = 5.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
@@ -36,11 +37,17 @@ class RaySession:
     def __init__(self, ray: Any, request: ClusterRequest) -> None:
         self.ray = ray
         self._folder: str | None = None
+        self._hosts: RayHosts | None = None
         self._is_ours = not ray.is_initialized()  # or the program's that called muster.sweep
         self._restore: Callable[[], None] = _silence(ray)
         try:
             if self._is_ours:
                 self._connect(request)
+            elif request.hosts is not None:
+                raise UsageError(
+                    "This program is connected to Ray already, and --hosts starts another.",
+                    hint="call ray.shutdown() first, or leave hosts out.",
+                )
             check_room(_resources(ray), request, request.address)
         except BaseException:
             self.close()
@@ -50,6 +57,8 @@ class RaySession:
         if self._is_ours:
             self.ray.shutdown()
         self._restore()
+        if self._hosts is not None:
+            self._hosts.close()
         if self._folder is not None:
             _read_environment_again(self.ray)  # the next cluster has another token
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -61,9 +70,16 @@ class RaySession:
             with _own_sigterm(), kept_environment():
                 self._join(request.address, settings)
             return
-        settings |= {"address": "local", "include_dashboard": False}
         check_can_authenticate(self.ray)
         self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
+        if request.hosts is not None:
+            guard = guarded_environment(Path(self._folder))
+            self._hosts = RayHosts(request, Path(guard["RAY_AUTH_TOKEN_PATH"]).read_text())
+            with _own_sigterm(), kept_environment(guard):
+                _read_environment_again(self.ray)
+                self._join(self._hosts.address, settings)
+            return
+        settings |= {"address": "local", "include_dashboard": False}
         if sys.platform == "linux":
             # 127.0.0.1 would be replaced by the machine's outer address. Ray opens its own folder,
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.

@@ -1,0 +1,246 @@
+"""Whether hosts can work together: what each one has, and whom it reaches, with what repairs it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from muster.base.errors import SetupError
+from muster.hosts.connection import Connection
+from muster.hosts.names import Host
+
+_SKEW_S = 2.0
+_DISK_MIB = 5 << 10
+_SLOW_BYTES_PER_S, _FAR_S = 1 << 20, 0.2
+#: Ray replaces 127.0.0.1 by an outer address of the machine.
+_LOOPBACK = "127.0.0.2"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``state``: a failure keeps the host from being used. ``fix``: empty where all is well."""
+
+    what: str
+    state: Literal["ok", "warning", "failure"]
+    found: str
+    fix: str = ""
+
+
+def connect_all(hosts: Sequence[Host], python: str | None) -> list[Connection | SetupError]:
+    """A connection to each, or why there is none; all at once."""
+
+    def connect(host: Host) -> Connection | SetupError:
+        try:
+            return Connection(host, python)
+        except SetupError as error:
+            return error
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(connect, hosts))
+
+
+@contextlib.contextmanager
+def connected(hosts: Sequence[Host], python: str | None = None) -> Iterator[list[Connection]]:
+    """Connections to all of them, closed at the end. Raises SetupError with the first failure."""
+    found = connect_all(hosts, python)
+    connections = [one for one in found if isinstance(one, Connection)]
+    try:
+        for one in found:
+            if isinstance(one, SetupError):
+                raise one
+        yield connections
+    finally:
+        close_all(connections)
+
+
+def close_all(connections: Sequence[Connection]) -> None:
+    """Close them at once; each may take a moment to end what it has started."""
+    if connections:
+        with ThreadPoolExecutor(len(connections)) as pool:
+            list(pool.map(Connection.close, connections))
+
+
+def here() -> dict[str, str | None]:
+    """The versions of this machine, which those of hosts are compared with."""
+
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "python_version": ".".join(map(str, sys.version_info[:3])),
+        "muster": version("muster-gpu"),
+        "ray": version("ray"),
+        "torch": version("torch"),
+    }
+
+
+def judge(
+    host: Host, facts: Mapping[str, Any], here: Mapping[str, str | None]
+) -> Iterator[Finding]:
+    """What a host's facts say of it. ``here``: the versions of this machine."""
+    python = facts["python"]
+    ours, theirs = str(here["python_version"]), str(facts["python_version"])
+    if ours.split(".")[:2] == theirs.split(".")[:2]:
+        yield Finding("python", "ok", theirs)
+    else:
+        wanted = ".".join(ours.split(".")[:2])
+        fix = f"use Python {wanted} there, as here, and name it: --hosts-python PATH."
+        yield Finding("python", "failure", f"{theirs} ({python}); here it is {ours}", fix)
+    for name, package in (("muster", "muster-gpu"), ("ray", "ray")):
+        wanted_version, version = here[name], facts[name]
+        if version == wanted_version is not None:
+            yield Finding(name, "ok", version)
+        elif wanted_version is None:
+            fix = "pip install 'muster-gpu[ray]'"
+            yield Finding(name, "failure", "not installed on this machine", fix)
+        else:
+            fix = f"on {host.name}: {python} -m pip install '{package}=={wanted_version}'"
+            found = f"{version or 'not installed'}; here it is {wanted_version}"
+            yield Finding(name, "failure", found, fix)
+    if facts["torch"] == here["torch"] or here["torch"] is None:
+        yield Finding("torch", "ok", facts["torch"] or "not installed")
+    else:
+        fix = f"install torch {here['torch']} there, unless your tasks do without or with another."
+        found = f"{facts['torch'] or 'not installed'}; here it is {here['torch']}"
+        yield Finding("torch", "warning", found, fix)
+    yield _gpus(host, facts)
+    skew = facts.get("skew_s", 0.0)
+    if abs(skew) <= _SKEW_S:
+        yield Finding("clock", "ok", f"{skew:+.2f} s")
+    else:
+        fix = "switch on its time service: timedatectl set-ntp true"
+        yield Finding("clock", "warning", f"{skew:+.2f} s; times in logs will not fit", fix)
+    free = f"{facts['disk_free_mib'] / 1024:.1f} GiB free in {facts['temp_dir']}"
+    if facts["disk_free_mib"] >= _DISK_MIB:
+        yield Finding("disk", "ok", free)
+    else:
+        fix = "make room there: code, files and Ray's objects pass through it."
+        yield Finding("disk", "warning", free, fix)
+
+
+def _gpus(host: Host, facts: Mapping[str, Any]) -> Finding:
+    gpus = facts["gpus"]
+    shown = ", ".join(f"{gpu['index']}: {gpu['name']}" for gpu in gpus)
+    found = f"{shown}; driver {facts['driver']}" if gpus else "none"
+    if facts["gpu_problem"]:
+        fix = "repair the driver there; `nvidia-smi` on the host says more."
+        return Finding("GPUs", "failure" if host.cpu_workers is None else "warning",
+                       facts["gpu_problem"], fix)  # fmt: skip
+    missing = sorted(set(host.gpus or ()) - {gpu["index"] for gpu in gpus})
+    if missing:
+        fix = f"name those that are there, or {host.name} alone for all of them."
+        return Finding("GPUs", "failure", f"no GPU {', '.join(map(str, missing))}: {found}", fix)
+    return Finding("GPUs", "ok", found)
+
+
+def measure(connection: Connection) -> Iterator[Finding]:
+    """Latency (median of five) and bandwidth to the host, through the SSH connection."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        connection.ask("echo")
+        times.append(time.perf_counter() - began)
+    latency = statistics.median(times)
+    state: Literal["ok", "warning"] = "ok" if latency < _FAR_S else "warning"
+    fix = "" if state == "ok" else "give each task more work: every result crosses the link."
+    yield Finding("latency", state, f"{latency * 1e3:.1f} ms", fix)
+    rate = _rate(connection, 1 << 18, latency)
+    if rate > 8 << 20:
+        rate = _rate(connection, 1 << 24, latency)
+    state = "ok" if rate > _SLOW_BYTES_PER_S else "warning"
+    fix = "" if state == "ok" else "keep code, inputs and checkpoints small: they cross the link."
+    yield Finding("bandwidth", state, f"{rate / 1e6:.1f} MB/s", fix)
+
+
+def _rate(connection: Connection, size: int, latency: float) -> float:
+    began = time.perf_counter()
+    connection.ask("swallow", size, after=bytes(size), limit_s=120.0)
+    return size / max(1e-4, time.perf_counter() - began - latency)
+
+
+def clock_skew_s(connection: Connection) -> float:
+    """How far its clock is ahead of this one, to within half a round trip."""
+    before = time.time()
+    theirs = connection.ask("facts", limit_s=60.0)["time_s"]
+    return float(theirs) - (before + time.time()) / 2
+
+
+@dataclass(frozen=True)
+class Links:
+    """``head``: an address of this machine that every host reaches; None where there is none.
+
+    ``addresses``: of each host, by its name. ``broken``: (from, to, why).
+    """
+
+    head: str | None
+    addresses: Mapping[str, str]
+    broken: Sequence[tuple[str, str, str]]
+
+
+def try_links(connections: Sequence[Connection]) -> Links:
+    """Find by trying how this machine and the hosts reach each other, in all directions."""
+    far = [one for one in connections if not one.host.is_local]
+    peers = [_usable(one.facts["peer"]) for one in far]
+    head, reasons = None, []
+    for candidate in dict.fromkeys(peers or [_LOOPBACK]):
+        reasons = _from_hosts(far, candidate)
+        if not reasons:
+            head = candidate
+            break
+    broken = [(name, "here", why) for name, why in reasons]
+    addresses = {one.host.name: _usable(one.facts["address"]) for one in far}
+    places = {}
+    for one in far:
+        address = addresses[one.host.name]
+        try:
+            places[one.host.name] = (address, one.ask("listen", address))
+        except SetupError as error:
+            broken.append((one.host.name, "itself", f"{address} is no address of it: {error}"))
+            continue
+        try:
+            socket.create_connection(places[one.host.name], timeout=3).close()
+        except OSError as error:
+            broken.append(("here", one.host.name, error.strerror or str(error)))
+    for one in far:
+        others = {name: place for name, place in places.items() if name != one.host.name}
+        answers = one.ask("reach", list(others.values()), limit_s=30.0 + 3 * len(others))
+        broken += [(one.host.name, n, why) for n, why in zip(others, answers, strict=True) if why]
+    return Links(head, addresses, broken)
+
+
+def how_to_link(broken: tuple[str, str, str]) -> str:
+    """What repairs a link."""
+    _, to, _ = broken
+    where = "this machine" if to == "here" else to
+    return (
+        f"open the TCP ports of {where} to the others (in ufw: ufw allow from ADDRESS), or start "
+        "the command on a machine in the network of all hosts; a jump host or NAT between them "
+        "is not passed."
+    )
+
+
+def _from_hosts(far: Sequence[Connection], address: str) -> list[tuple[str, str]]:
+    try:
+        server = socket.create_server((address, 0))
+    except OSError as error:
+        why = f"{address}, from where it is reached, is not of this machine ({error.strerror})"
+        return [(one.host.name, why) for one in far]
+    with server:
+        place = server.getsockname()[:2]
+        answers = [(one.host.name, one.ask("reach", [place])[0]) for one in far]
+    return [(name, f"{place[0]}: {why}") for name, why in answers if why]
+
+
+def _usable(address: str) -> str:
+    return _LOOPBACK if address in ("127.0.0.1", "") else address

@@ -1,0 +1,138 @@
+"""Real SSH servers on loopback addresses, a host each: the fixture ``ssh_hosts``."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.ray_cluster import wait_for
+
+import muster
+
+_NET = f"127.1.{os.getpid() % 250 + 1}"
+_SOURCES = Path(muster.__file__).parents[1]
+#: What nvidia-smi prints on a host with two GPUs.
+_SMI = "0, NVIDIA H100, 81559, 4, 570.86\\n1, NVIDIA H100, 81559, 4, 570.86\\n"
+
+
+@dataclass
+class SshHosts:
+    """The hosts ``a``, ``b`` and ``c``; ``c`` has two GPUs on paper. ``ssh`` knows them."""
+
+    folder: Path
+    sshd: str
+    addresses: dict[str, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For programs that are to find the hosts."""
+        return {**os.environ, "MUSTER_SSH": self.ssh, "PYTHONPATH": str(_SOURCES)}
+
+    @property
+    def ssh(self) -> str:
+        return shlex.join(["ssh", "-F", str(self.folder / "config")])
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """The server of the host and everything below it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pids[name]).children(recursive=True)
+        return []
+
+    def add(self, name: str, *, gpus: bool = False) -> None:
+        address = f"{_NET}.{len(self.addresses) + 2}"
+        with socket.create_server((address, 0)) as server:
+            port = server.getsockname()[1]
+        place = self.folder / name
+        (place / "bin").mkdir(parents=True)
+        if gpus:
+            smi = place / "bin" / "nvidia-smi"
+            smi.write_text(f"#!/bin/sh\nprintf '{_SMI}'\n")
+            smi.chmod(0o755)
+        _key(place / "host_key")
+        path = f"{place}/bin:{os.environ['PATH']}"
+        (place / "sshd_config").write_text(
+            f"ListenAddress {address}:{port}\nHostKey {place}/host_key\n"
+            f"PidFile {place}/pid\nAuthorizedKeysFile {self.folder}/key.pub\n"
+            "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
+            "KbdInteractiveAuthentication no\nMaxStartups 50\n"
+            f"SetEnv PATH={path} PYTHONPATH={_SOURCES} CI=true\n"
+        )
+        kind, key = (place / "host_key.pub").read_text().split()[:2]
+        with (self.folder / "known_hosts").open("a") as known:
+            known.write(f"[{address}]:{port} {kind} {key}\n")
+        with (self.folder / "config").open("a") as config:
+            config.write(
+                f"Host {name}\n HostName {address}\n Port {port}\n User {getpass.getuser()}\n"
+                f" IdentityFile {self.folder}/key\n IdentitiesOnly yes\n"
+                f" UserKnownHostsFile {self.folder}/known_hosts\n"
+            )
+        self.addresses[name] = address
+        self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start its server, at first or again."""
+        place = self.folder / name
+        environment = {k: v for k, v in os.environ.items() if k != "PYTEST_STARTED_BY"}
+        with (place / "log").open("ab") as log:
+            subprocess.run(
+                ["setsid", "--fork", self.sshd, "-D", "-e", "-f", str(place / "sshd_config")],
+                env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        wait_for(lambda: (place / "pid").exists() and (place / "pid").read_text().strip(), 30)
+        self.pids[name] = int((place / "pid").read_text())
+
+    def cut(self, name: str) -> None:
+        """End its server and all connections to it at once."""
+        server = psutil.Process(self.pids[name])
+        # Not what is below a connection: whether that ends is what a test is about.
+        doomed = [p for p in server.children(recursive=True) if p.name().startswith("sshd")]
+        for process in [server, *doomed]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        (self.folder / name / "pid").unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _key(path: Path) -> None:
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def ssh_hosts() -> Iterator[SshHosts]:
+    sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if sshd is None or not (shutil.which("ssh") and shutil.which("ssh-keygen")):
+        pytest.skip("there is no sshd: apt-get install openssh-server openssh-client")
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'muster-gpu[ray]'")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where there is no service manager to make it
+    hosts = SshHosts(Path(tempfile.mkdtemp(prefix="ssh-test-", dir="/tmp")), sshd)
+    try:
+        _key(hosts.folder / "key")
+        hosts.add("a")
+        hosts.add("b")
+        hosts.add("c", gpus=True)
+        yield hosts
+    finally:
+        hosts.stop()
