@@ -20,8 +20,9 @@ from muster.api.lending import Lending
 from muster.api.options import SweepOptions
 from muster.api.placing import PerGpuAuto
 from muster.api.recipe import MapRecipe, Recipe
+from muster.base.atomic_files import write_atomic
 from muster.base.clock import Clock
-from muster.base.codec import check_storable, write_json
+from muster.base.codec import check_storable
 from muster.base.errors import MusterError, NotTried, TargetError, cause_of
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
@@ -34,6 +35,12 @@ from muster.run.requests import Ask
 from muster.run.session import Session
 
 _STATUS_EVERY_S = 1.0
+
+
+def write_status(folder: RunFolder, view: RunView) -> None:
+    """Compact, and without a look at each value: with thousands of workers it is a megabyte."""
+    record = {**view._asdict(), "workers": [line._asdict() for line in view.workers]}
+    write_atomic(folder.status_json, json.dumps(record).encode())
 
 
 class Housekeeping:
@@ -103,7 +110,8 @@ class Housekeeping:
         now = self.clock.monotonic_s()
         if now >= self._status_due_s:
             self._status_due_s = now + _STATUS_EVERY_S
-            self._write_status(view)
+            with suppress(OSError):  # a picture for others; the disk's state shows in the ledger
+                write_status(self.folder, view)
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
@@ -130,12 +138,6 @@ class Housekeeping:
         if self._rehearsal is None or view.num_ended >= view.total:
             return False
         return self._rehearsal.look(self.folder, view.num_done)
-
-    def _write_status(self, view: RunView) -> None:
-        record = view._asdict()
-        record["workers"] = [line._asdict() for line in view.workers]
-        with suppress(OSError):  # a picture for others; the disk's state shows in the ledger
-            write_json(self.folder.status_json, record)
 
     def _start_export(self) -> None:
         """Export in a process of its own: pyarrow would double the coordinator's memory."""

@@ -33,6 +33,7 @@ from muster.farm.view import Picture
 #: Results that arrive within this time share one commit.
 GATHER_S = 0.004
 _VIEW_EVERY_S = 0.1
+_VIEW_PER_SLOT_S = 1e-4  # a line of it takes a twentieth of that to make
 _HOUSEKEEPING_EVERY_S = 0.5
 _GOODBYE_S = 5.0
 _MAX_REASONS = 3
@@ -311,7 +312,8 @@ class Coordinator:
         events: list[Event] = []
         requests = self._hooks.requests()
         if now >= self._next_view_s:
-            self._next_view_s = now + _VIEW_EVERY_S
+            num_slots = len(self._scheduler.roster.slots)
+            self._next_view_s = now + max(_VIEW_EVERY_S, num_slots * _VIEW_PER_SLOT_S)
             view = self._picture.view(self._scheduler, now, self._phase())
             self._hooks.show(view)
             events += self._asked.hear(self._hooks.asked())

@@ -118,11 +118,9 @@ class Scheduler:
         """When something is due without any event: a retry, a restart, a time limit."""
         times = [self.delayed[0][0]] if self.delayed else []
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
-        times.extend(
-            due
-            for worker in self.roster.workers.values()
-            if (due := self.halts.due_s(worker)) is not None
-        )
+        if self.halts:
+            all_due = map(self.halts.due_s, self.roster.workers.values())
+            times.extend(due for due in all_due if due is not None)
         if self.policy.timeout_s is not None:
             times.extend(
                 due_s(worker, self.targets, self.policy.timeout_s)
@@ -499,7 +497,7 @@ class Scheduler:
         """Reserve a device for each task that must be alone, empty it, then send the task."""
         free = [
             slot.spec.device_key
-            for slot in self.roster.usable()
+            for slot in (self.roster.usable() if self.solo else ())
             if slot.spec.device_key not in self._reserved
         ]
         while self.solo and free:

@@ -85,6 +85,9 @@ class Halts:
         self._roster = roster
         self._told: dict[int, StopTask] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
     def __contains__(self, task: Task) -> bool:
         return task.task_id in self._told
 
@@ -165,6 +168,8 @@ class Halts:
     def kill_overdue(self, now: float, out: Decisions) -> None:
         """Kill whoever is over the time limit, or was told to end and has not."""
         limit_s = self._policy.timeout_s
+        if limit_s is None and not self:
+            return
         for worker in self._roster.workers.values():
             has_limit = limit_s is not None and worker.in_flight and not worker.killing
             if has_limit and now >= due_s(worker, self._targets, limit_s):

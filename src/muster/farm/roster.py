@@ -77,6 +77,8 @@ class Worker:
 class Roster:
     def __init__(self, specs: Sequence[SlotSpec], first_worker_id: int) -> None:
         self.slots: list[Slot] = []
+        self._by_id: dict[int, Slot] = {}
+        self._by_device: dict[str, list[Slot]] = {}
         self.have(specs)
         self.workers: dict[int, Worker] = {}
         self._next_id = first_worker_id
@@ -95,11 +97,14 @@ class Roster:
                 slot.quarantined, slot.start_failures = "", 0
             slot.is_given_back = not is_wanted
         for spec in wanted.values():
-            self.slots.append(Slot(spec, len(self.shares_of(spec.device_key))))
+            shares = self._by_device.setdefault(spec.device_key, [])
+            slot = self._by_id[spec.slot_id] = Slot(spec, len(shares))
+            shares.append(slot)
+            self.slots.append(slot)
         return back
 
     def spec_of(self, slot_id: int) -> SlotSpec:
-        return next(slot.spec for slot in self.slots if slot.spec.slot_id == slot_id)
+        return self._by_id[slot_id].spec
 
     def allow(self, device_key: str, workers: int) -> None:
         self._allowed[device_key] = max(1, workers)
@@ -109,10 +114,13 @@ class Roster:
 
     def is_usable_without(self, device_key: str) -> bool:
         """Whether a slot of another device is usable."""
-        return any(slot.spec.device_key != device_key for slot in self.usable())
+        return any(
+            slot.spec.device_key != device_key and not (slot.quarantined or slot.is_given_back)
+            for slot in self.slots
+        )
 
     def shares_of(self, device_key: str) -> list[Slot]:
-        return [slot for slot in self.slots if slot.spec.device_key == device_key]
+        return [*self._by_device.get(device_key, ())]
 
     def is_in_flight(self, task: Task) -> bool:
         return self.has(task.task_id)
@@ -160,7 +168,7 @@ class Roster:
 
     def adopt(self, slot_id: int, held: HeldWorker, now: float) -> None:
         """Go on with a worker of an earlier coordinator and with the tasks that it holds."""
-        slot = next(slot for slot in self.slots if slot.spec.slot_id == slot_id)
+        slot = self._by_id[slot_id]
         worker = Worker(held.worker_id, slot, ready=held.is_ready, stopping=held.is_ending)
         worker.in_flight = {task.task_id: task for task in held.tasks}
         worker.together = held.is_together
@@ -208,7 +216,8 @@ class Roster:
         return len(workers) > 1 or any(worker.has_shared for worker in workers)
 
     def _workers_on(self, device_key: str) -> list[Worker]:
-        return [w for w in self.workers.values() if w.slot.spec.device_key == device_key]
+        there = (self.worker_of(slot) for slot in self._by_device.get(device_key, ()))
+        return [worker for worker in there if worker is not None]
 
 
 def take_group(
@@ -360,6 +369,8 @@ def hire(
 
     ``reserved``: devices that a task has to itself; ``wary``: tasks that avoid a device.
     """
+    if len(roster.workers) == len(roster.slots):
+        return  # asked in every turn, of thousands of slots
     for key in reserved:
         if not roster.has_worker_on(key):
             there = (slot for slot in roster.startable(now) if slot.spec.device_key == key)

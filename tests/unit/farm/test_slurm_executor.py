@@ -395,3 +395,15 @@ def test_a_backslash_in_the_run_folder_is_refused(queue: Queue, tmp_path: Path) 
         array_script(REQUEST.on_slurm(), folder, [0])
     with pytest.raises(UsageError, match="backslash"):
         executor(folder)
+
+
+@pytest.mark.parametrize("least_s", [0.004, 5.0])
+def test_a_pilot_is_sought_no_more_often_than_it_will_be_heard(
+    folder: RunFolder, least_s: float
+) -> None:
+    slot = ClusterSlot(folder, 0, 1, least_s)
+    slot.start(1, SLOT)
+    for seconds in (0.0, 100.0, 200.0):
+        now = time.monotonic() + seconds
+        slot.look(now)
+        assert least_s <= slot.due_s - now <= max(2.0, least_s)

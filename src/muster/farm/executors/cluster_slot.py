@@ -29,7 +29,8 @@ from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.task import Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
-_SEEK_MOST_S = 2.0
+#: A pilot that has not come yet; thousands of them are sought no faster than they are heard.
+_SEEK_LEAST_S, _SEEK_MOST_S = 0.02, 2.0
 
 
 class ClusterSlot:
@@ -49,7 +50,9 @@ class ClusterSlot:
         self._is_placed = False  # the pilot there was told of the worker
         self._orders = bytearray()  # for the worker, from its start on, until a pilot takes them
         now = time.monotonic()
-        self._seeking = Rhythm(now, least_s=0.02, most_s=_SEEK_MOST_S)
+        self._seeking = Rhythm(
+            now, least_s=max(_SEEK_LEAST_S, least_s), most_s=max(_SEEK_MOST_S, least_s)
+        )
         self._listening = Rhythm(now, least_s=least_s)
         self._inbox: Writer | None = None
         self._outbox: Reader | None = None

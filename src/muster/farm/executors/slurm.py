@@ -46,6 +46,8 @@ _RETRY_S = 15.0
 _CLOSE_PATIENCE_S, _CLOSE_LIMIT_S = 5.0, 60.0
 _HOW_TO_END = "Ctrl-C or `muster cancel` ends the whole run"
 _TAIL_BYTES = 4000
+#: How often all slots are gone through in the time between two looks at a mailbox.
+_LOOKS_AT_ALL = 50
 
 
 class SlurmExecutor:
@@ -60,6 +62,9 @@ class SlurmExecutor:
         self._owners: dict[int, ClusterSlot] = {}  # by worker
         self._submitted_s: dict[int, float] = {}  # by array
         self._retry_s = 0.0
+        # A look at thousands of slots, most of which have nothing to say, takes milliseconds.
+        self._pause_s = look_every_s(assignment.cluster.num_workers) / _LOOKS_AT_ALL
+        self._look_s = 0.0
         self._happened: list[Event] = []
         self._never: dict[int, str] = {}  # slot → why its job can never start, by the last answer
         found = elements_of(self._name)
@@ -111,19 +116,24 @@ class SlurmExecutor:
             now = time.monotonic()
             self._renew_heartbeat(now)
             events, self._happened = self._happened, []
-            for slot in self._slots.values():
-                if slot.due_s <= now:
-                    before = slot.box
-                    events += slot.look(now)
-                    if before is not None and (slot.leaving or slot.box != before):
-                        self._watch.hurry(now)  # why it leaves is SLURM's to say
-            events += self._watch_jobs(now)
-            events += self._ask_for_pilots(now)
+            if now >= self._look_s:
+                events += self._look(now)
+                self._look_s = time.monotonic() + self._pause_s
             if events or now >= deadline:
                 return events
-            due_s = min([deadline, self._heartbeat_due_s, self._watch.due_s]
+            due_s = min([self._heartbeat_due_s, self._watch.due_s]
                         + [slot.due_s for slot in self._slots.values()])  # fmt: skip
-            time.sleep(max(0.001, min(due_s, deadline) - now))
+            time.sleep(max(0.001, min(max(due_s, self._look_s), deadline) - now))
+
+    def _look(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        for slot in self._slots.values():
+            if slot.due_s <= now:
+                before = slot.box
+                events += slot.look(now)
+                if before is not None and (slot.leaving or slot.box != before):
+                    self._watch.hurry(now)  # why it leaves is SLURM's to say
+        return events + self._watch_jobs(now) + self._ask_for_pilots(now)
 
     def close(self) -> None:
         """Nothing of this run is left in the queue afterwards."""
