@@ -59,7 +59,7 @@ from muster.run.folder import RunFolder
 
 SIGMA = 1.0  # of the logarithm of a task's length
 NUM_LENGTHS = 1 << 16
-LONG_S = 2.0  # of the last task, which is divided
+LONG_S = 2.0  # of the last task, and four looks: it is divided
 VALUE = b'{"loss":0.123456,"accuracy":0.98}'
 
 
@@ -89,7 +89,7 @@ class PretendPilot:
         box.folder.mkdir(parents=True, exist_ok=True)
         self.job = job
         self.lengths: tuple[float, ...] = (0.0,)
-        self.num_tasks = 1
+        self.num_tasks, self._every_s = 1, every_s
         self._out = Writer(box.outbox, durable=False)
         self._out.add(wire.pack([HELLO, "host", 1]))
         self._inbox = Reader(box.inbox(read_heartbeat(folder).session))
@@ -144,7 +144,7 @@ class PretendPilot:
         if b"seconds" in task.payload:
             return float(decode(task.payload)["seconds"])
         if task.task_id % self.num_tasks == 0:
-            return LONG_S
+            return LONG_S + 4 * self._every_s
         return self.lengths[task.task_id % len(self.lengths)]
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
@@ -490,11 +490,11 @@ def main() -> None:
     parser.add_argument("--pilots", nargs="+", type=int, default=[100, 1000, 10_000])
     parser.add_argument("--tasks", nargs="+", type=int, default=[50_000, 200_000, 800_000])
     parser.add_argument("--offered", type=float, default=40_000.0, help="tasks a second")
-    parser.add_argument("--quick", action="store_true", help="up to 40 pilots and 4,000 tasks")
+    parser.add_argument("--quick", action="store_true", help="10 and 40 pilots, 2,000 tasks")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.quick:
-        args.pilots, args.tasks, args.offered = [10, 40], [1_000, 4_000], 4_000.0
+        args.pilots, args.tasks, args.offered = [10, 40], [2_000], 4_000.0
     pilots, tasks = sorted(args.pilots), sorted(args.tasks)
     fixed_pilots, fixed_tasks = pilots[len(pilots) // 2], tasks[len(tasks) // 2]
     sizes = {(fixed_pilots, n) for n in tasks} | {(n, fixed_tasks) for n in pilots}
