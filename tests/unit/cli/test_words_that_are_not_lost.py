@@ -24,6 +24,7 @@ LINES = {
     "launch": "launch --print",
     "collect": "collect runs/a",
     "resume": "resume runs/a",
+    "add": "add runs/a --seeds 3",
     "retry": "retry runs/a",
     "list": "list",
     "status": "status runs/a",
