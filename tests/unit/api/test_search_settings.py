@@ -18,7 +18,7 @@ from muster.api.search import (
     search_of_command,
 )
 from muster.api.search_state import SearchState, again
-from muster.api.workload import _texts
+from muster.api.workload import as_texts
 from muster.base.errors import UsageError
 from muster.farm import space as farm_space
 from muster.farm.canonical import encode_canonical
@@ -52,7 +52,7 @@ def test_the_printed_command_runs_the_task_of_the_setting(kind: str, value: Any)
     target = {"kind": kind, "name": "f.py:f", "argv": ["echo", "{x}"]}
     words = shlex.split(again(target, spec, {"x": value}))
     grid = farm_space.Space.from_texts(grid=[words[words.index("--grid") + 1]])
-    [read] = _texts(grid) if signature is None else convert_space(grid, signature)
+    [read] = as_texts(grid) if signature is None else convert_space(grid, signature)
     stored, _ = _conversions(spec, signature)
     assert encode_canonical(read) == encode_canonical(stored({"x": value}))
 

@@ -43,6 +43,7 @@ TASKS = st.builds(
     solo=st.just(False),
     avoid=st.just(""),
     losses=st.just(0),
+    priority=st.just(0),
 )
 SLOTS = st.builds(
     SlotSpec,
