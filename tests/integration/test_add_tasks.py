@@ -4,6 +4,7 @@ work, paused, finished, interrupted or killed; asked again, by two at once, from
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -180,19 +181,26 @@ def test_from_python(place: Path, muster_main: Main) -> None:
 
 
 @pytest.mark.quick
-def test_a_recipe_has_flags_of_its_own(place: Path, muster_main: Main) -> None:
+def test_a_recipe_is_given_its_own_command_again(place: Path, muster_main: Main) -> None:
+    """Its table and figures show what its command asks for, and would leave additions out."""
     shutil.copy(Path(__file__).parents[1] / "programs" / "own_recipes.py", place)
-    words = ("--on", "inline", "own_recipes.py:SQUARES")
-    assert muster_main("sweep", *FLAGS, *words).returncode == 0
-    other = muster_main("add", "r", "--widths", "1", "2", "3")
-    assert (other.returncode, "made for another plan" in other.stderr) == (2, True)
-    unknown = muster_main("add", "r", "--seeds", "3")
-    assert (unknown.returncode, "no flag --seeds" in unknown.stderr) == (2, True)
-    with pytest.raises(UsageError, match="which plans its tasks itself"):
+    words = ("sweep", *FLAGS, "--on", "inline", "own_recipes.py:SQUARES")
+    assert muster_main(*words).returncode == 0
+    refused = muster_main("add", "r", "--num-seeds", "3")
+    assert (refused.returncode, "give its command again" in refused.stderr) == (2, True)
+    with pytest.raises(UsageError, match="is of a recipe"):
         Run(place / "r").add(seeds=3)
-    done = muster_main("add", "r", "--num-seeds", "3")
-    assert (done.returncode, "4 tasks added; 2 it has" in done.stdout) == (0, True), done.stderr
-    assert (place / "r" / "figures" / "squares.txt").read_text() == "1 2.0\n2 5.0"
+    assert muster_main(*words, "--num-seeds", "3").returncode == 0
+    assert len(rows(place)) == 6
+
+
+@pytest.mark.quick
+def test_a_list_that_was_edited_since_is_refused(place: Path, muster_main: Main) -> None:
+    inline(muster_main, "--list", "more.csv")
+    (place / "more.csv").write_text("x,note\n1,a\n6,b\n")
+    refused = muster_main("add", "r", "--seeds", "2")
+    assert (refused.returncode, "another plan" in refused.stderr) == (2, True)
+    assert {row["x"] for row in rows(place)} == {1, 5}
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -257,6 +265,45 @@ def test_tasks_for_a_run_at_work(place: Path, muster_main: Main) -> None:
     assert (place / "began.txt").read_text().split() == ["1", "2", "3", "4", "5"]
     assert "tasks added" not in (place / "said.txt").read_text(), "it is quiet"
     assert '"added"' in (place / "r" / "events.jsonl").read_text()
+
+
+def test_urgent_tasks_begin_before_what_was_claimed_ahead(place: Path, muster_main: Main) -> None:
+    xs = ",".join(map(str, range(20, 60)))
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", f"x=2,{xs}")
+    until(lambda: (place / "began.txt").exists())
+    assert "1 task added" in muster_main("add", "r", "--grid", "x=7", "--priority", "1").stdout
+    (place / "go").touch()
+    assert process.wait(120) == 0, (place / "said.txt").read_text()
+    order = (place / "began.txt").read_text().split()
+    assert sorted(map(int, order)) == [2, 7, *range(20, 60)], "each once"
+    assert order.index("7") < 10, order
+
+
+def test_a_run_that_is_about_to_end_takes_nothing(place: Path, muster_main: Main) -> None:
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", "x=1,2,3")
+    until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
+    process.send_signal(signal.SIGINT)  # it waits for the task in hand
+    time.sleep(1.0)
+    refused = muster_main("add", "r", "--grid", "x=4")
+    assert (refused.returncode, "about to end" in refused.stderr) == (3, True), refused
+    (place / "go").touch()
+    assert process.wait(120) == 130
+    assert muster_main("add", "r", "--grid", "x=4").returncode == 0
+    assert [row["x"] for row in rows(place)] == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_file_in_the_mailbox_stops_nothing(place: Path) -> None:
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", "x=1,2,3")
+    until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
+    requests = place / "r" / "requests"
+    token = (requests / "session").read_text()
+    os.mkfifo(requests / f"ask-{token}-a")
+    (requests / f"ask-{token}-b").symlink_to("/dev/zero")
+    assert Run(place / "r").add(rows=[{"x": 4}]) == 1
+    (place / "go").touch()
+    assert process.wait(120) == 0, (place / "said.txt").read_text()
+    assert [row["x"] for row in rows(place)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed", "paused"])

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 from muster.api.earlier_work import array_of, check_code
 from muster.api.runs import Run, changing
 from muster.api.workload import Workload, plan_id_of
-from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.flags import own_words
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
 from muster.farm.steering import add_in
 from muster.run.requests import ask
 from muster.run.session import is_held
+
+#: All that is added goes in by one transaction, during which a run at work does nothing else.
+_MOST_AT_WORK = 50_000
 
 
 class Beside(NamedTuple):
@@ -51,6 +54,11 @@ def check_may_grow(run: Run) -> None:
         raise UsageError(
             f"{path} is a search, which chooses its tasks itself.",
             hint=f"let it choose more, with a higher N: muster resume {path} --trials N",
+        )
+    if "recipe" in stored.spec:
+        raise UsageError(
+            f"{path} is of a recipe, whose report and figures show what its command asks for.",
+            hint="give its command again with more of what may grow, such as seeds.",
         )
     flags = {word.partition("=")[0] for word in own_words(stored.argv)}
     if run.folder.elements_json.exists() or array_of(run.folder) or "--array" in flags:
@@ -96,12 +104,10 @@ def add_tasks(
 
     A coordinator that works on the run takes them up; otherwise they wait in the ledger for the
     next start. ``said``: the words that they were asked for with. Raises what ``check_may_grow``
-    raises, PlanMismatchError for other code or another configuration of a recipe, and SetupError
-    where they cannot be handed over.
+    raises, PlanMismatchError for other code, and SetupError where they cannot be handed over.
     """
     check_may_grow(run)
     for workload in workloads:
-        _check_same_recipe(run, workload)
         check_code(run.folder, workload.code, may_change=may_change_code)
     folder = run.folder
     while True:
@@ -109,6 +115,11 @@ def add_tasks(
         if not new:
             return Added(0, num_known, is_held(folder))
         if is_held(folder):
+            if len(new) > _MOST_AT_WORK:
+                raise UsageError(
+                    f"{len(new):,} tasks are too many to add at once to a run at work.",
+                    hint=f"add at most {_MOST_AT_WORK:,} at a time, or once it has ended.",
+                )
             answer = ask(folder, {"add": _note(run, new, said)}, lambda: is_held(folder))
             if answer is None:
                 continue  # it has ended meanwhile
@@ -123,17 +134,6 @@ def add_tasks(
                 raise
             continue  # somebody was faster
         return Added(num_new, num_known + len(new) - num_new, is_at_work=False)
-
-
-def _check_same_recipe(run: Run, workload: Workload) -> None:
-    """PlanMismatchError where a recipe would plan other tasks than more of the same."""
-    stored = run.stored.fixed
-    lines = workload.difference(stored, workload.fixed) if workload.recipe is not None else []
-    if lines:
-        raise PlanMismatchError(
-            "This run folder was made for another plan:\n  " + "\n  ".join(lines),
-            hint="a recipe says what may grow, such as its seeds; begin another run for the rest.",
-        )
 
 
 def _note(run: Run, new: Sequence[tuple[str, NewTask]], said: Sequence[str]) -> dict[str, Any]:

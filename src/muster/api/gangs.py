@@ -167,7 +167,8 @@ def run_gang(
         here = as_wanted(folder, options)
         kept = {} if kept is None else kept
         has_moved = bool(kept)
-        with told_in_queue(folder, options, audience.warn):
+        # One that moves keeps what it had where it is refused, which is no end.
+        with nullcontext() if has_moved else told_in_queue(folder, options, audience.warn):
             placement, leases = _take(here, folder.name, settings, kept, audience.say)
             kept.clear()
             for lease in leases:

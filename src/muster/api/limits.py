@@ -27,7 +27,7 @@ from muster.monitor.sample import Row
 from muster.run.folder import RunFolder
 from muster.run.session import Session
 
-_TURN_S = 0.5
+_TURN_S, _TAKEN_S = 0.5, 0.02
 _WRITE_EVERY_S = 5.0
 _LOOK_AT_GPUS_EVERY_S = 10.0
 PAUSES = ": the run pauses"
@@ -209,7 +209,8 @@ class _Keeper(threading.Thread):
         last = written = time.monotonic()
         asked: Reached | None = None
         is_told = False
-        while not self._is_over.wait(_TURN_S):
+        # Sooner where it waits to be taken: a kill in between would leave a pause without a reason.
+        while not self._is_over.wait(_TURN_S if asked is None or is_told else _TAKEN_S):
             now = time.monotonic()
             self._hours += self._num_devices() * (now - last) / 3600
             last = now

@@ -41,6 +41,7 @@ MAX_DEPTH = 80
 #: Without these orjson would write dataclasses and dates as something that does not come back.
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _OPTIONS | orjson.OPT_SORT_KEYS
+_MOST_JOINED = 2**24
 
 
 def encode(value: object) -> bytes:
@@ -78,6 +79,8 @@ def decode(data: bytes) -> Any:
 
 def decode_all(texts: Sequence[bytes]) -> list[Any]:
     """`decode` of each, read as one text where none has a tag."""
+    if sum(map(len, texts)) > _MOST_JOINED:
+        return [decode(text) for text in texts]
     joined = b",".join(texts)
     if b'"$' in joined:
         return [decode(text) for text in texts]

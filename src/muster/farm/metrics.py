@@ -293,6 +293,7 @@ class EventFiles:
         self._folder = folder
         self._add = add
         self._loaders: dict[Path, Any] = {}
+        self._folders: dict[str, set[Path]] = {}
 
     def look(self, *, is_over: bool) -> None:
         """Read what is new."""
@@ -309,4 +310,11 @@ class EventFiles:
                 for value in event.summary.value:
                     number = make_ndarray(value.tensor) if value.HasField("tensor") else None
                     if number is not None and number.shape == () and number.dtype.kind in "fiub":
+                        self._folders.setdefault(value.tag, set()).add(path.parent)
                         self._add(int(event.step), {value.tag: float(number)})
+
+    @property
+    def ambiguous(self) -> list[str]:
+        """Tags that come from several folders, such as train and validation: which of them was
+        read last means nothing."""
+        return [tag for tag, folders in self._folders.items() if len(folders) > 1]

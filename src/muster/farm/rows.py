@@ -34,6 +34,9 @@ SYSTEM = {
 
 
 _CHUNK = 20_000
+_LARGE_CHUNK = 200
+#: Where the columns "state" and "value" stand in a row of the ledger.
+_AT_STATE_AND_VALUE = TaskRow._fields.index("state"), TaskRow._fields.index("value")
 _WITH_RESULT = frozenset({TaskState.DONE, TaskState.STOPPED})
 _FINAL = frozenset(state for state in TaskState if state.is_final)
 #: After these, where attempts of more than one code are in the run: which one it was.
@@ -72,12 +75,23 @@ def blocks(folder: RunFolder) -> Iterator[Block]:
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         origins = {number: short_key(key) for number, key in ledger.origins().items()}
-        for chunk in ledger.every(_CHUNK, *TaskRow._fields):
+        for chunk in _light(ledger.every(_CHUNK, *TaskRow._fields), *_AT_STATE_AND_VALUE):
             of: Any = TaskRow._make(zip(*chunk, strict=True))
             system = _system(folder, of)
             system[_ORIGIN] = [origins.get(number) for number in of.task_id]
             metrics = _metrics(folder, of.key, of.state, of.value)
             yield Block(_params(of.target, of.payload, numbers), metrics, system)
+
+
+def _light(chunks: Iterator[Sequence[Any]], state: int, value: int) -> Iterator[Sequence[Any]]:
+    """In small pieces where results are in files of their own, which may be large.
+
+    ``state``, ``value``: where they stand in a row.
+    """
+    for chunk in chunks:
+        is_large = any(row[value] is None and row[state] in _WITH_RESULT for row in chunk)
+        most = _LARGE_CHUNK if is_large else max(1, len(chunk))
+        yield from (chunk[at : at + most] for at in range(0, len(chunk), most))
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -205,7 +219,8 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     with LedgerReader(folder.ledger) as ledger:
         more = [_CODE] if ledger.num_codes() > 1 else []
         more += [_ORIGIN] if ledger.origins() else []
-        for chunk in ledger.every(_CHUNK, "key", "target", "payload", "state", "value"):
+        every = ledger.every(_CHUNK, "key", "target", "payload", "state", "value")
+        for chunk in _light(every, 3, 4):
             keys, targets, payloads, states, values = zip(*chunk, strict=True)
             for part, found in (
                 ("param", _params(targets, payloads, numbers)),

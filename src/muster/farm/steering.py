@@ -9,6 +9,7 @@ are cancelled one by one are told, and they and further tasks are recorded, and 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -28,6 +29,8 @@ from muster.run.requests import Ask
 
 if TYPE_CHECKING:
     from muster.farm.plan import Plan
+
+_ENDS = "it is about to end, and begins nothing more"
 
 
 class Proposed(NamedTuple):
@@ -287,11 +290,14 @@ class Asked:
         waited in the ledger.
         """
         for ask in self._to_add:
-            answer = self._add(ask.what["add"])
+            is_ending = scheduler.draining or scheduler.paused
+            answer: dict[str, Any] = {"refused": _ENDS} if is_ending else self._add(ask.what["add"])
             self._answers.append((ask.answer, answer))
             if num_new := answer.get("added"):
                 picture.added(num_new)
                 scheduler.exhausted = False
+                if any(priority > 0 for *_, priority in ask.what["add"]["tasks"]):
+                    self._give_back(scheduler)
                 decisions.notes.append(("added", f"{count(num_new, 'task')} added"))
         self._to_add = []
         self._ledger.record_cancelled(decisions.cancelled)
@@ -324,6 +330,13 @@ class Asked:
         for reply, what in self._answers:
             reply(what)
         self._answers = []
+
+    def _give_back(self, scheduler: Scheduler) -> None:
+        """What was claimed ahead is claimed again, behind what is more urgent."""
+        tried = [one for one in scheduler.queue if one.tries or one.losses or one.batch_limit]
+        kept = {one.task_id for one in tried}
+        self._ledger.release([one for one in scheduler.queue if one.task_id not in kept])
+        scheduler.queue = deque(tried)
 
     def _add(self, what: object) -> dict[str, Any]:
         """Add the tasks of a note that another process has written, and perhaps another muster."""

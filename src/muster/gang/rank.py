@@ -36,6 +36,7 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
+_FLUSH_S = 10.0
 #: Kept, because the interpreter empties a module that nothing refers to.
 _REPLACED_MAIN: list[ModuleType] = []
 
@@ -69,10 +70,14 @@ def become_and_leave(argv: list[str]) -> NoReturn:
             code = 1
     finally:
         try:
-            threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
-            atexit._run_exitfuncs()
+            with contextlib.suppress(Exception):
+                threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
+                atexit._run_exitfuncs()
+            # Beside, because a pipe may be full that nobody reads any more.
+            flusher = threading.Thread(target=_flush_files, daemon=True)
+            flusher.start()
+            flusher.join(_FLUSH_S)
         finally:
-            _flush_files()
             os._exit((code or 0) & 0xFF)
 
 

@@ -22,10 +22,12 @@ from muster.hosts.names import Host
 SSH = "MUSTER_SSH"
 _CONNECT_S = 10
 _OPTIONS = (
-    "-T", "-x", "-a", "-e", "none",
+    "-4", "-T", "-x", "-a", "-e", "none",  # Ray and the tried links are IPv4
     "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
     "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4",
-    "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no",
+    "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no", "-o", "RemoteCommand=none",
+    # A connection that others share would end with the first of them, or stay behind.
+    "-o", "ControlMaster=no", "-o", "ControlPath=none",
 )  # fmt: skip
 _HELLO = b"muster-far-end"
 #: The first that has Muster, else the first that there is: it says at least what is missing.
@@ -51,7 +53,7 @@ class Connection:
         self.host = host
         self._heard = b""
         code = resources.files("muster.hosts").joinpath("far_end.py").read_bytes()
-        words = ("sh", "-c", _script(python, len(code)))
+        words = ("sh", "-c", _script(None if host.is_local else python, len(code)))
         argv = list(words) if host.is_local else ssh_command(host, shlex.join(words))
         try:
             self._process = subprocess.Popen(

@@ -8,6 +8,8 @@ answer; every other is answered, by a file too, once what was asked for is on di
 from __future__ import annotations
 
 import json
+import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ _LOOK_EVERY_S = 0.05
 _POLL_EVERY_S = 0.4
 #: How long the one who asks waits for an answer; a run at work takes up requests twice a second.
 ANSWER_S = 50.0
+_MOST_BYTES = 2**26
 
 
 class Ask(NamedTuple):
@@ -77,8 +80,9 @@ class Mailbox:
                 continue
             self._taken.add(path.name)
             with suppress(OSError, ValueError, RecursionError):  # another's file: nobody waits
-                what = json.loads(path.read_bytes())
-                if isinstance(what, dict):
+                what, is_ours = _read_note(path)
+                # Another user of a shared folder may stop a run, and not choose what it runs.
+                if isinstance(what, dict) and (is_ours or "add" not in what):
                     found.append(Ask(what, _answering(path)))
         return found
 
@@ -157,6 +161,18 @@ def ask(
         f"{folder.path} is at work and has not answered within {timeout_s:.0f} s.",
         hint="it may be busy, set up its ranks, or run its tasks in its own process; ask again.",
     )
+
+
+def _read_note(path: Path) -> tuple[Any, bool]:
+    """What it asks, and whether our own user or root has written it; a pipe or a link of somebody
+    else's is not followed. Raises OSError and ValueError."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:
+            raise ValueError(f"{path} is no request")
+        is_ours = not hasattr(os, "getuid") or about.st_uid in (0, os.getuid())
+        return json.loads(file.read(_MOST_BYTES)), is_ours
 
 
 def _answering(path: Path) -> Callable[[Mapping[str, Any]], None]:

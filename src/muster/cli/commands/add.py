@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.api.adding import Added, Beside, add_tasks, beside, check_may_grow
 from muster.api.options import SweepOptions
-from muster.api.plans import go_to, workload_over
+from muster.api.plans import check_same_plan, go_to, workload_over
 from muster.api.runs import Run, open_run
 from muster.api.workload import Workload
 from muster.base.errors import SetupError, UsageError
@@ -55,7 +55,7 @@ _FIRST = (
 _SPACE = Part(of=SpaceFlags, without=("from_wandb",))
 _OPTIONS = Part(of=SweepOptions, without=("run_dir", "name", "restart"))
 #: What is added is told by these groups of flags.
-_WHAT = ("space", "recipe")
+_WHAT = ("space",)
 
 
 def main(argv: list[str]) -> int:
@@ -71,20 +71,19 @@ def main(argv: list[str]) -> int:
     if run.stored.argv and not (run.stored.is_gang or run.stored.is_map):
         go_to(run.stored.cwd)
         before = resume.said_before(run.stored)
-    recipe = None if before is None else before.groups.get("recipe")
-    groups = {"space": _SPACE, **groups} if recipe is None else {"recipe": recipe, **groups}
+    groups = {"space": _SPACE, **groups}
     typed = parse_groups(groups, words, "add", _HELP, common=_FIRST)
     what = _only(typed, *_WHAT)
     if not what.said:
         raise UsageError(
             "Nothing says which tasks to add.",
-            hint="give --seeds, --grid, --zip or --list; `muster add --help` has examples."
-            if recipe is None
-            else f"give flags of its recipe: `muster add {run.path} --help` shows them.",
+            hint="give --seeds, --grid, --zip or --list; `muster add --help` has examples.",
         )
     _refuse_options_of_a_resume(run, typed)
     if isinstance(path := what.given("space").get("list"), Path):  # of where it was typed
         what = what.saying(list=here / path)
+    if before is not None:  # a list that was edited since would add what nobody asked for
+        check_same_plan(run.folder, run.stored, workload_of(before), typed.options)
     workloads = _workloads(run, before, what)
     if typed.shown.dry_run:
         _show(run, beside(run, workloads), typed.shown)

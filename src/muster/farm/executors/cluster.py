@@ -75,6 +75,11 @@ class ClusterRequest(SlurmOptions):
         _ = self.custom_resources
         if self.hosts is not None:
             parse_hosts(self.hosts)
+            if self.custom_resources:
+                raise UsageError(
+                    "--resource has no effect with --hosts, whose Ray knows no resources of yours.",
+                    hint="name the hosts that have it.",
+                )
             if self.address is not None:
                 raise UsageError(
                     "--hosts starts a Ray of its own, and --address names one that runs already.",

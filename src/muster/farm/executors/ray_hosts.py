@@ -7,7 +7,6 @@ this process, however that ends. See docs/decisions/0035-hosts-over-ssh.md.
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +198,8 @@ def _start_node(
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{folder}/auth_token",
         "RAY_AUTH_TOKEN": "", "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": "{folder}",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.gpus)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers are nvidia-smi's
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
     }  # fmt: skip
     files = {"auth_token": token}
     answer = connection.ask(
@@ -206,6 +207,6 @@ def _start_node(
     )
     if "error" in answer:
         raise SetupError(
-            f"Ray could not be started on {node.host.name}: {clean_text(json.dumps(answer))}",
+            f"Ray could not be started on {node.host.name}: {clean_text(str(answer['error']))}",
             hint=f"see what `muster hosts check {node.host.name}` says.",
         )

@@ -63,10 +63,12 @@ def run_command(
         # Without -P a file of the user's named like a module of Python's would be taken for it.
         argv = [sys.executable, "-P", "-m", *argv]
     is_done, last = False, dict[str, float]()
+    source: Printed | EventFiles | None = None
     try:
         follower = context.follower()
         if spec.metrics_from:
-            follower.sources.append(_source(spec.metrics_from, context, log, last))
+            source = _source(spec.metrics_from, context, log, last)
+            follower.sources.append(source)
         with follower:
             environment = _environment(params, context)
             environment[METRICS_FILE] = str(follower.path)
@@ -76,6 +78,8 @@ def run_command(
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
+        for tag in source.ambiguous if isinstance(source, EventFiles) else ():
+            del last[tag]
         found = _read_metrics(folder / RESULT_FILE, last)
         is_done = True
         return found
