@@ -36,6 +36,7 @@ GROUPS = {
     "sharing": "muster.cli.commands.sweep.SharingFlags",
     "own": "muster.cli.train_flags.TrainFlags",
     "places": "muster.cli.map_flags.MapPlaces", "again": "muster.cli.commands.resume._RetryFlags",
+    "adding": "muster.cli.commands.add._AddFlags",
     "job": "muster.cli.commands.resume._JobFlags", "start": "muster.cli.commands.start._Start",
 }  # fmt: skip
 #: A protocol, and whose fields it asks for.

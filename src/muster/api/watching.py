@@ -126,6 +126,21 @@ def what_it_waits_for(run: Run) -> str:
     return f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})"
 
 
+def why_unknown(run: Run | ExperimentFolder) -> str:
+    """That SLURM does not say whether the run's job lives; "" where it does, where there is none,
+    and where a process is seen to work on the run."""
+    if isinstance(run, ExperimentFolder) or not _is_on_slurm(run.folder) or is_held(run.folder):
+        return ""
+    try:
+        elements_of(run.folder.array_name)
+    except RefusedError:  # there is no SLURM on this machine
+        return ""
+    except SetupError as error:
+        said = str(error).partition("\n")[0]
+        return f"{run.path} may be waiting or at work, but SLURM does not answer: {said}"
+    return ""
+
+
 def pause_s(run: Run | ExperimentFolder) -> float:
     """How long to wait until looking again: SLURM is not asked every moment."""
     if isinstance(run, ExperimentFolder):

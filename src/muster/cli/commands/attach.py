@@ -26,9 +26,10 @@ from muster.api.watching import (
     open_watched,
     pause_s,
     what_it_waits_for,
+    why_unknown,
 )
 from muster.base.clock import human_duration
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.journal import Tail
 from muster.base.signals import Interrupted, handled
@@ -75,6 +76,8 @@ def main(argv: list[str]) -> int:
     if (end := end_if_over(run)) is not None:
         output.say(f"{end.sentence} (nobody works on it now)")
         return end.exit_code
+    if why := why_unknown(run):
+        raise SetupError(why, hint=f"{run.path} can be looked at with: muster status {run.path}")
     try:
         with handled(("SIGTERM", "SIGHUP"), _end):
             has_left = _watch(run, all_ranks=flags.all_ranks)
@@ -245,6 +248,7 @@ def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str,
     """How they have ended, of all of them, or of those that have when it is time to return."""
     due_s = math.inf if flags.timeout_s is None else time.monotonic() + flags.timeout_s
     ends: dict[str, End] = {}
+    told = set[str]()
     while True:
         for text, run in runs.items():
             if text not in ends and (end := end_if_over(run)) is not None:
@@ -254,6 +258,10 @@ def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str,
         left_s = due_s - time.monotonic()
         if len(ends) == len(runs) or (flags.any and ends) or left_s <= 0:
             return ends
+        for text, run in runs.items():  # else one would wait for ever, and not know for what
+            if text not in ends and text not in told and (why := why_unknown(run)):
+                output.remark(why)
+                told.add(text)
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
 
 
