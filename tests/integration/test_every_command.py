@@ -600,6 +600,7 @@ PRINTED = [
     "train t.py:Slow --devices cpu:1 --dry-run",
     "train t.py:Slow --on slurm --devices cpu:1 --dry-run",
     "verify t.py:Slow --devices cpu:1",
+    "hosts check localhost",
     "start phases.toml", "start phases.toml --dry-run", "start one.toml",
     "resume phases", "resume runs/sweep", "resume runs/map", "resume runs/sweep --dry-run",
     "retry runs/sweep", "retry runs/sweep --dry-run", "retry runs/search",
