@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measuring import goal, machine, table, write_json
 
 WORK = """
-import os, time
+import json, os, time
 from pathlib import Path
 
 
@@ -35,13 +35,17 @@ def run(x: int, seconds: float = 1.0) -> dict:
     with open("begun.txt", "a") as begun:
         begun.write(f"{x}\\n")
     time.sleep(seconds)
-    if x % 20 == 7 and not Path("repaired").exists():
+    fails = x % 20 == 7 and not Path("repaired").exists()
+    crashes = x % 20 == 13 and not Path(f"crashed-{x}").exists()
+    end = "failed" if fails else "crashed" if crashes else "done"
+    call = {"x": x, "end": end, "pid": os.getpid(), "began": began, "ended": time.time()}
+    with open("calls.jsonl", "a") as calls:
+        calls.write(json.dumps(call) + "\\n")
+    if fails:
         raise ValueError(f"{x} needs the repair")
-    if x % 20 == 13 and not Path(f"crashed-{x}").exists():
+    if crashes:
         Path(f"crashed-{x}").touch()
         os.kill(os.getpid(), 9)
-    with open("calls.jsonl", "a") as calls:
-        calls.write(f'{{"x": {x}, "began": {began}, "ended": {time.time()}}}\\n')
     return {"y": 2 * x}
 """
 FILE = """
@@ -92,9 +96,10 @@ def work(folder: Path, num_tasks: int, seconds: float, workers: int) -> dict[str
     wall_s = time.time() - began
 
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    seen = [line["x"] for line in lines]
+    seen = [line["x"] for line in lines if line["end"] == "done"]
     begun = [int(line) for line in (folder / "begun.txt").read_text().split()]
     status = json.loads(muster(folder, "status", "e", "--json").stdout)
+    # A worker whose task fails after its second was not idle: the second was the user's.
     busy_s = sum(line["ended"] - line["began"] for line in lines)
     return {
         "tasks": num_tasks,

@@ -38,14 +38,18 @@ def main() -> int:
         folder = (given.to or Path(place)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         failed = [name for name in names if not is_run(name, folder, is_quick=given.quick)]
+        records = {name: json.loads((folder / f"{name}.json").read_text())
+                   for name in names if name not in failed}  # fmt: skip
         goals = [
             [name, goal["what"], goal["wanted"], goal["measured"],
              "held" if goal["is_held"] else "NOT held"]
-            for name in names if name not in failed
-            for goal in json.loads((folder / f"{name}.json").read_text()).get("goals", [])
+            for name, record in records.items() for goal in record["goals"]
         ]  # fmt: skip
     print()
     table(["benchmark", "what", "goal", "measured", ""], goals)
+    without = [name for name, record in records.items() if not record["goals"]]
+    if without:
+        print(f"without a goal: {', '.join(without)}")
     if given.quick:
         print("With --quick no figure means anything.")
     if failed:

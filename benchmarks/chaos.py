@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import machine, table, write_json
+from measuring import goal, machine, table, write_json
 
 TASK = """
 import os, time
@@ -233,6 +233,13 @@ def main() -> None:
     names = ["ended", "kills", "lost", "doubled", "wrong", "orphans", "repeated", "seconds"]
     rows = [[kind, *(str(result[n]) for n in names)] for kind, result in results.items()]
     table(["", *names], rows)
+    ours = results["muster"]
+    for name in ("lost", "doubled", "wrong", "orphans"):
+        goal(f"random kills, tasks {name}" if name != "orphans" else "random kills, orphans", "0",
+             str(ours[name]), ours[name] == 0)  # fmt: skip
+    most = 4 * int(str(ours["kills"]))  # two tasks in flight on each of two workers
+    goal("random kills, executed again", f"≤ {most}", str(ours["repeated"]),
+         int(str(ours["repeated"])) <= most)  # fmt: skip
     write_json(args.json, {"machine": about, "tasks": args.tasks, "results": results})
 
 

@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import psutil
 
-from measuring import machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 
 PROGRAM = Path(__file__).parent / "programs" / "faulty.py"
 LAUNCHERS = {
@@ -231,6 +231,16 @@ def main() -> None:
             }
         )
     table(["fault", "under", "ended after", "named after", "line", "left"], rows)
+    ours = [(fault, one) for (fault, under), tries in found.items() if under == "muster run"
+            for one in tries]  # fmt: skip
+    if ours:
+        counts = {
+            "ended": [one.ended_s is not None for _, one in ours],
+            "named": [one.named_s is not None for fault, one in ours if CAUSES[fault]],
+            "without a process left": [one.left == 0 for _, one in ours],
+        }
+        for what, held in counts.items():
+            goal(f"gangs with a fault, {what}", "all", f"{sum(held)} of {len(held)}", all(held))
     write_json(args.json, {"machine": about, "found": record})
 
 

@@ -3,6 +3,7 @@
     python benchmarks/map_overhead.py            # 200,000 and 2,000,000 rows; tens of minutes
     python benchmarks/map_overhead.py --quick    # 20,000 rows, one round
     python benchmarks/map_overhead.py --peers-python /path/to/python    # where the peers are
+    python benchmarks/map_overhead.py --stage-us 200 --rows 50000    # a stage that works
 
 A stage that returns its record, over JSON lines of about 200 bytes, from JSON lines to JSON lines,
 on two workers. "plain loop" is one Python process with ``json`` that writes, syncs and renames a
@@ -13,12 +14,14 @@ datatrove and Ray Data, which promise no order, the output is compared row by ro
 
 Memory is the peak of the sum over all processes of the command, read every 50 ms: proportional set
 size, in which a page that two processes share counts half for each. Ray's servers belong to it.
-Goals: 1.5 times the plain loop, and no more memory for ten times the rows (10 % at most).
+Goals: 1.5 times the plain loop (1.9 times with a stage that takes 200 µs), and no more memory for
+ten times the rows (10 % at most).
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import subprocess
@@ -34,14 +37,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import goal, machine, summary, table, write_json
 
-STAGE = "def same(record):\n    return record\n"
+#: Processor time that the stage takes for a record, in all contenders.
+STAGE_S = 0.0
 ROWS_PER_FILE = 10_000
 SAMPLE_EVERY_S = 0.05
 MUSTER, PLAIN = "muster map", "plain loop"
 #: Contender -> its package.
 PEERS = {"datasets.map": "datasets", "Ray Data": "ray", "datatrove": "datatrove"}
 UNORDERED = ("Ray Data", "datatrove")
-GOAL_SPEED, GOAL_MEMORY = 1.5, 1.10
+GOAL_SPEED, GOAL_WITH_WORK, GOAL_MEMORY = 1.5, 1.9, 1.10
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Found:
 
 
 def same(record: dict[str, Any]) -> dict[str, Any]:
+    if STAGE_S:
+        end = time.process_time() + STAGE_S
+        while time.process_time() < end:
+            pass
     return record
 
 
@@ -129,14 +137,16 @@ PROGRAMS: dict[str, Callable[[Path, Path], None]] = {
 def command_for(contender: str, source: Path, folder: Path, peers_python: str) -> list[str]:
     out = folder / "out"
     if contender == MUSTER:
-        (folder / "stage.py").write_text(STAGE)
+        head = f"import time\nfrom typing import Any\n\nSTAGE_S = {STAGE_S}\n\n\n"
+        (folder / "stage.py").write_text(head + inspect.getsource(same))
         return [
             *(sys.executable, "-m", "muster", "map", "stage.py:same", "--input", str(source)),
             *("--output", str(out / "out.jsonl"), "--devices", "cpu:2", "--quiet"),
             *("--run-dir", str(folder / "run")),
         ]
     python = peers_python if contender in PEERS else sys.executable
-    return [python, str(Path(__file__).resolve()), "--as", contender, str(source), str(out)]
+    work = ["--stage-us", str(STAGE_S * 1e6)]
+    return [python, str(Path(__file__).resolve()), *work, "--as", contender, str(source), str(out)]
 
 
 def installed(python: str) -> dict[str, str]:
@@ -298,10 +308,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers-python", default=sys.executable, help="an interpreter with peers")
     parser.add_argument("--only", nargs="+", choices=[MUSTER, *PEERS], help="beside the plain loop")
+    parser.add_argument("--stage-us", type=float, default=0, help="µs of work on each record")
     parser.add_argument("--quick", action="store_true", help="20,000 rows, one round")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--as", dest="program", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    global STAGE_S
+    STAGE_S = args.stage_us / 1e6
     if args.program is not None:
         contender, source, out = args.program
         PROGRAMS[contender](Path(source), Path(out))
@@ -322,15 +335,15 @@ def main() -> None:
         record["rows"][count] = report(count, found)
     if MUSTER in contenders:
         print()
-        judge(record["rows"])
+        judge(record["rows"], GOAL_WITH_WORK if args.stage_us else GOAL_SPEED)
     write_json(args.json, record)
 
 
-def judge(by_count: dict[int, dict[str, Any]]) -> None:
+def judge(by_count: dict[int, dict[str, Any]], least_ratio: float) -> None:
     for count, figures in by_count.items():
         ratio = figures[MUSTER]["of_plain_loop"]["median"]
         what = f"{count:,} rows, of the plain loop"
-        goal(what, f"≥ {GOAL_SPEED}", f"{ratio:.2f}", ratio >= GOAL_SPEED)
+        goal(what, f"≥ {least_ratio}", f"{ratio:.2f}", ratio >= least_ratio)
     if len(by_count) > 1:
         least, most = min(by_count), max(by_count)
         growth = (

@@ -13,6 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# Some test machines set it, and every command would then compile all its modules at each start:
+# nearly half a second that no installed package costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def alternate(contenders: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Run all contenders in turn, ``repeats`` rounds; what drifts hits all of them alike."""

@@ -1,7 +1,11 @@
-"""How wrong `muster plan` is: predicted against measured for one and two ranks on this machine.
+"""How wrong `muster plan` is: predicted against published, and against measured on this machine.
 
     python benchmarks/plan_error.py            # about 10 minutes
     python benchmarks/plan_error.py --quick    # one small case, once
+    python benchmarks/plan_error.py --only published
+
+Published: each training of ``muster.plan.published`` is planned from the others alone; its figure
+should lie in the interval. Nothing is measured for that.
 
 For each case: the α and β of gloo between two ranks are measured, `muster plan TASK --calibrate`
 measures steps on *one* rank and predicts one and two, and then `muster train` runs on one and on
@@ -26,13 +30,19 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
+from muster.api.plan import known_model, plan_training
+from muster.base.settings import Settings
+from muster.plan.prices import DEFAULT_PRICES, parse_prices
+from muster.plan.published import PUBLISHED, Published, of_kind, reach
+from muster.plan.request import PlanRequest
 
 HERE = Path(__file__)
 MLP = f"{HERE.parent / 'programs' / 'mlp.py'}:Mlp"
 #: Elements of fp32 in the two messages of a measurement of the link: 64 bytes and 4 MiB.
 SMALL, LARGE = 16, 2**20
 _ROUNDS = 40
+GOAL_PUBLISHED, GOAL_ERROR = 12, 0.2
 
 
 @dataclass(frozen=True)
@@ -176,11 +186,53 @@ def report(case: Case, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def rate_of(case: Published, utilisation: float) -> float | None:
+    """Samples/s of a published training by the plan; None where it does not fit."""
+    request = PlanRequest(
+        devices=f"{case.card} x{case.num_devices}", global_batch=case.global_batch,
+        batch_size=case.batch_size, flops_per_sample=case.flops, work=case.kind,
+        precision=case.precision, strategy=case.strategy, network=case.network,
+        devices_per_node=case.network and 8, utilisation=utilisation,
+    )  # fmt: skip
+    what = f"params={case.parameters}"
+    known = known_model(what, request)
+    assert known is not None
+    plan = plan_training(what, known, Settings(), parse_prices(DEFAULT_PRICES, "", "assumed"))
+    return plan.predictions[-1].samples_per_s.value if plan.predictions else None
+
+
+def said(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
+
+
+def against_published() -> dict[str, Any]:
+    rows, record = [], {}
+    for case in PUBLISHED:
+        others = [one for one in of_kind(case.kind) if one is not case]
+        shares = reach(case.kind, case.on, case.precision, others)
+        usual, low, high = (rate_of(case, share) for share in shares)
+        is_inside = None
+        if usual is not None and low is not None and high is not None:
+            is_inside = low <= case.samples_per_s <= high
+        record[case.name] = {"published": case.samples_per_s, "planned": [low, usual, high]}
+        word = {None: "does not fit", True: "inside", False: "OUTSIDE"}[is_inside]
+        shown = [said(one) for one in (low, usual, high)]
+        devices = f"{case.num_devices} x {case.card}"
+        rows.append([case.name, devices, said(case.samples_per_s), *shown, word, case.source])
+    heads = ["", "on", "published, samples/s", "planned: least", "usual", "most", "", "source"]
+    table(heads, rows, "Published trainings, each planned from the others alone")
+    inside = sum(row[6] == "inside" for row in rows)
+    goal("published trainings inside of the plan's interval", f"≥ {GOAL_PUBLISHED}",
+         f"{inside} of {len(rows)}", inside >= GOAL_PUBLISHED)  # fmt: skip
+    return record
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60, help="per measurement and per run")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=["published", "here"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure-link", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -193,6 +245,11 @@ def main() -> None:
     about = machine()
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}")
     record: dict[str, Any] = {"machine": about, "cases": {}}
+    if args.only != "here":
+        record["published"] = against_published()
+    if args.only == "published":
+        write_json(args.json, record)
+        return
     rounds: dict[str, list[dict[str, Any]]] = {case.title: [] for case in cases}
     for number in range(args.repeats):
         for case in cases:
@@ -204,7 +261,9 @@ def main() -> None:
         record["cases"][case.title] = report(case, rounds[case.title])
     every = [abs(one["ranks_2"]["error"]) for found in rounds.values() for one in found]
     record["error_of_two_ranks"] = summary(every)
-    print(f"\nmedian error of the step of two ranks, either way: {statistics.median(every):.0%}")
+    error = statistics.median(every)
+    goal("error of a step of two ranks, either way, median", f"≤ {GOAL_ERROR:.0%}",
+         f"{error:.0%}", error <= GOAL_ERROR)  # fmt: skip
     write_json(args.json, record)
 
 

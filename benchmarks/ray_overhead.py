@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import alternate, machine, summary, table, write_json
+from measuring import alternate, goal, machine, summary, table, write_json
 
+GOAL = 1.0  # times the Pool with chunks, empty tasks
 WORKERS = 2
 CHUNKS = 50  # that the Pool cuts the tasks into
 TARGET = """
@@ -178,6 +179,10 @@ def main() -> None:
         ["", "", "tasks", "steady/s", "range", "whole/s", "range", "muster is ×"],
         rows,
     )
+    ours, pools = (record[f"empty: {kind}"]["steady"]["median"]
+                   for kind in ("muster on Ray actors", "Ray's Pool, in chunks"))  # fmt: skip
+    goal("empty tasks on Ray, × a Pool with chunks", f"≥ {GOAL:g}", f"{ours / pools:.2f}",
+         ours >= GOAL * pools)  # fmt: skip
     write_json(args.json, {"machine": about, "figures": record})
 
 

@@ -46,7 +46,7 @@ from muster.rl.environment import Discrete, Place, VectorEnv
 
 PROGRAM = Path(__file__).parent / "programs" / "recurrent_ppo.py"
 PEER, OURS = "sb3-contrib", "muster"
-GOAL_CARTPOLE, GOAL_MARKET = 4.0, 20.0
+GOAL_CARTPOLE, GOAL_MARKET = 6.0, 20.0
 INSTALL = "pip install 'muster-gpu[bench]', or name an interpreter that has it by --peers"
 _NUM_BINS = 20
 

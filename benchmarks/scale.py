@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,11 @@ from muster.farm.executors.mailbox import HELLO, Reader, Writer, pilot_box, read
 from muster.farm.executors.remote import CommandReader, pack_event
 from muster.farm.executors.slurm import SlurmExecutor
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.plan import Hooks, Plan
+from muster.farm.plan import Plan, Request
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
+from muster.farm.view import RunView
 from muster.run.folder import RunFolder
+from muster.run.requests import Ask
 
 SIGMA = 1.0  # of the logarithm of a task's length
 NUM_LENGTHS = 1 << 16
@@ -391,17 +394,30 @@ def coordinate(place: Path, path: Path, size: Size) -> None:
         feed=tasks_of(target_id, size.tasks),
     )
 
-    def keep(view: Any) -> tuple[list[Any], list[Any]]:
-        write_status(folder, view)
-        return [], []
+    class Beside(nullcontext[object]):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clock = clock
 
-    hooks = Hooks(show=lambda view: None, requests=list, housekeeping=keep, clock=clock)
+        def show(self, view: RunView) -> None:
+            return
+
+        def requests(self) -> list[Request]:
+            return []
+
+        def asked(self) -> list[Ask]:
+            return []
+
+        def do(self, view: RunView) -> tuple[list[Event], list[Request]]:
+            write_status(folder, view)
+            return [], []
+
     began, cpu = time.time(), time.process_time()
     executor = WatchedExecutor(
         Assignment(folder=folder, run_id="scale", targets=targets, cluster=cluster)
     )
     journal = Journal(folder.events, clock)
-    ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+    ending = Coordinator(plan, ledger, executor, journal, Beside()).run()
     cpu = time.process_time() - cpu
     journal.close()
     ledger.close()

@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import machine, table, write_json
+from measuring import goal, machine, table, write_json
 
 GRID = Path(__file__).parents[1] / "tests" / "fixtures" / "digits_grid.json"
 NAMES = ("lr", "momentum", "width", "weight_decay")
@@ -296,6 +296,10 @@ def main() -> None:
         figures = zip(zip(*measured, strict=True), digits.values(), strict=True)
         rows.append([name, *(spread(list(values), number) for values, number in figures)])
     table(["contender", *digits], rows)
+    if "muster" in rounds:
+        left = [int(one[-1]) for one in rounds["muster"]]
+        goal("trials left after kill -9", f"all {flags.trials}", str(min(left)),
+             min(left) == flags.trials)  # fmt: skip
     write_json(flags.json, {"machine": machine("optuna", "ray"), "rounds": rounds})
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from measuring import machine, write_json
+from measuring import machine, table, write_json
 from muster.search.records import Ending, Point
 from muster.search.search import Search
 from muster.search.space import Space
@@ -43,7 +43,6 @@ def main() -> None:
     )
     random, decisions, heard, asking, hearing = Random(0), 0, 0, 0.0, 0.0
     waiting: list[tuple[int, int]] = []
-    print("trials  decisions  reports  decisions/s  asks/s  MiB")
     while True:
         started = time.perf_counter()
         asked = search.ask(1)
@@ -71,10 +70,8 @@ def main() -> None:
                 "decisions_per_s": decisions / hearing, "asks_per_s": trials / asking,
                 "mib": memory,
             })  # fmt: skip
-            print(
-                f"{trials:6}  {decisions:9}  {heard:7}  {decisions / hearing:11.0f}  "
-                f"{trials / asking:6.0f}  {memory:.0f}"
-            )
+    heads = ["trials", "decisions", "reports", "decisions/s", "asks/s", "MiB"]
+    table(heads, [[f"{value:,.0f}" for value in row.values()] for row in rows])
     write_json(flags.json, {"machine": machine("optuna"), "rule": flags.rule, "rows": rows})
 
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measuring import machine, summary, table, write_json
+from measuring import goal, machine, summary, table, write_json
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import curves_of
 
@@ -96,6 +96,9 @@ def main() -> None:
         [[name, *(f"{row[k]:.3f}" for k in ("median", "low", "high")), str(row["repeats"])]
          for name, row in found.items()],
     )  # fmt: skip
+    for name, row in found.items():
+        goal(f"after a stop the next trial begins, {name}, s", "≤ 1", f"{row['median']:.3f}",
+             row["median"] <= 1)  # fmt: skip
     write_json(flags.json, {"machine": machine(), "seconds": found})
 
 

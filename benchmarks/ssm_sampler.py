@@ -16,10 +16,9 @@ The share of a raw rate may exceed 1: the fused sampler never computes the two n
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import goal, table, write_json
 from muster_recipes.ssm.sampler import Block, sample_blocks
 
 H = [0.5**m for m in range(1, 5)]
@@ -113,33 +114,20 @@ def main() -> None:
     print(
         f"d = {options.dim}, {num_samples} students per repeat, {options.repeats} repeats, 1 core"
     )
-    for name, values in rates.items():
-        print(
-            f"{name:36s} {medians[name]:12,.0f} students/s"
-            f"  [{min(values):,.0f} .. {max(values):,.0f}]"
-        )
+    rows = [[name, f"{medians[name]:,.0f}", f"[{min(values):,.0f}–{max(values):,.0f}]"]
+            for name, values in rates.items()]  # fmt: skip
+    table(["", "students/s", "range"], rows)
     one, straight, same, other = medians
-    goals = {
+    for name, (value, wanted) in {
         "ratio to straightforward torch": (medians[one] / medians[straight], GOAL_RATIO),
         "share of raw normals, numpy SFC64": (medians[one] / medians[same], GOAL_SHARE),
         "share of raw normals, torch.randn": (medians[one] / medians[other], GOAL_SHARE),
-    }
-    for name, (value, goal) in goals.items():
-        print(f"{name:36s} {value:6.2f}  goal >= {goal}: {'holds' if value >= goal else 'FAILS'}")
-    if options.json:
-        record = {
-            "dim": options.dim,
-            "num_samples": num_samples,
-            "processor": platform.processor() or platform.machine(),
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-            "students_per_s": rates,
-            "goals": {
-                name: {"value": value, "goal": goal, "holds": value >= goal}
-                for name, (value, goal) in goals.items()
-            },
-        }
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    }.items():
+        goal(f"students of ssm, {name}", f"≥ {wanted:g}", f"{value:.2f}", value >= wanted)
+    write_json(
+        options.json,
+        {"dim": options.dim, "num_samples": num_samples, "students_per_s": rates},
+    )
 
 
 if __name__ == "__main__":

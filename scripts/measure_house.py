@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import io
 import itertools
 import json
@@ -66,6 +67,18 @@ class House:
     def target(self, module: str, name: str) -> str:
         return self.imported[module].get(name, f"{module}.{name}")
 
+    @cached_property
+    def callables(self) -> set[str]:
+        """``module.Name`` of what stands for a kind of function: ``Show = Callable[…]``."""
+        return {
+            f"{module}.{target.id}"
+            for module, tree in self.trees.items()
+            for node in tree.body
+            if isinstance(node, ast.Assign) and _mentions(node.value, {"Callable"})
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+
     def functions(self) -> Iterator[tuple[str, Function]]:
         for module, tree in self.trees.items():
             for node in ast.walk(tree):
@@ -96,9 +109,9 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
-def num_modules(house: House) -> int:
-    """Modules of muster with more than three lines."""
-    return sum(text.count("\n") > 3 for text in house.texts.values())
+def module_lines(house: House) -> list[int]:
+    """The lines of each module of muster with more than three of them."""
+    return sorted(n for text in house.texts.values() if (n := text.count("\n")) > 3)
 
 
 def num_lines(package: str) -> Callable[[House], int]:
@@ -215,11 +228,17 @@ class Trip:
 
     modules: those that are entered. upward: how often the trip goes from one module to the next
     that lies in a higher layer, by a call or back from one, as the layers of pyproject.toml say.
+    handed: each function that is given to a lower layer on the way, which will call it from there.
+
+    itself: follow it only while it is the value, a part of it or something that holds it. What a
+    parameter takes as a text, a number or a path is none of these (docs/decisions/0042).
     """
 
-    def __init__(self, house: House, start: str) -> None:
+    def __init__(self, house: House, start: str, *, itself: bool = False) -> None:
         self.house = house
         self.visited: list[str] = []
+        self.handed: list[str] = []
+        self._itself = itself
         self._seen: set[str] = set()
         found = [name for name in house.definitions if name.endswith(f".{start}")]
         for name in found[:1]:
@@ -242,8 +261,11 @@ class Trip:
         return len(modules), self._upward([name for name in self.visited if name in modules])
 
     def _upward(self, visited: Sequence[str]) -> int:
-        heights = [self.house.height.get(name.split(".")[1], 0) for name in visited]
+        heights = [self._height(name) for name in visited]
         return sum(b > a for a, b in itertools.pairwise(heights))
+
+    def _height(self, name: str) -> int:
+        return self.house.height.get(name.split(".")[1], 0)
 
     def _enter(self, name: str, function: Function, value: set[str]) -> None:
         if name in self._seen:
@@ -293,18 +315,50 @@ class Trip:
             elif isinstance(of, ast.Name):
                 owner = made.get(of.id, "")
             name, skip = f"{owner}.{node.func.attr}", 1
+        self._hand_down(module, name, skip, node)
         found = self._function(name)
         if found is None:
             return
         is_method = skip == 1
-        names = [a.arg for a in (*found.args.posonlyargs, *found.args.args)][skip:]
+        kinds = _parameters(found)
+        names = list(kinds)[skip:]
         given = {name for name, a in zip(names, node.args, strict=False) if _mentions(a, known)}
         given |= {k.arg for k in node.keywords if k.arg and _mentions(k.value, known)}
+        if self._itself:
+            given = {name for name in given if not _is_plain(kinds.get(name))}
         holder = node.func.value if isinstance(node.func, ast.Attribute) else None
         if is_method and holder is not None and _mentions(holder, known):
             given.add("self")
         if given:
             self._enter(name, found, given)
+
+    def _hand_down(self, module: str, name: str, skip: int, node: ast.Call) -> None:
+        """Note which functions a call gives to one, or to a class, in a lower layer."""
+        owner = self.house.definitions.get(name)
+        if isinstance(owner, ast.ClassDef):
+            init = self._function(f"{name}.__init__")
+            fields = [s for s in owner.body if _is_field(s)]
+            kinds = {s.target.id: s.annotation for s in fields}  # type: ignore[union-attr]
+            if init is not None:
+                kinds, skip = _parameters(init), 1
+        elif (found := self._function(name)) is not None:
+            kinds = _parameters(found)
+        else:
+            return
+        home = name.rpartition(".")[0]
+        home = home if home in self.house.trees else home.rpartition(".")[0]
+        if self._height(home) >= self._height(module):
+            return
+        given = [name for name, _ in zip(list(kinds)[skip:], node.args, strict=False)]
+        given += [k.arg for k in node.keywords if k.arg]
+        for parameter in given:
+            kind = kinds.get(parameter)
+            words = {n.id for n in ast.walk(kind) if isinstance(n, ast.Name)} if kind else set()
+            is_function = "Callable" in words or any(
+                self.house.target(home, word) in self.house.callables for word in words
+            )
+            if is_function and (what := f"{name}({parameter})") not in self.handed:
+                self.handed.append(what)
 
     def _function(self, name: str) -> Function | None:
         node = self.house.definitions.get(name)
@@ -328,6 +382,32 @@ def _in_order(function: Function) -> list[ast.AST]:
             n.context_expr.lineno if isinstance(n, ast.withitem) else n.lineno,  # type: ignore[attr-defined]
         ),
     )
+
+
+def _parameters(function: Function) -> dict[str, ast.expr | None]:
+    """Each with its annotation, those that are given by position first."""
+    known = function.args
+    return {a.arg: a.annotation for a in (*known.posonlyargs, *known.args, *known.kwonlyargs)}
+
+
+_PLAIN = {"str", "int", "float", "bool", "bytes", "Path"}
+_OF_PLAIN = {"tuple", "list", "set", "dict", "Sequence", "Mapping", "Iterable", "Collection"}
+
+
+def _is_plain(kind: ast.expr | None) -> bool:
+    """Whether an annotation means texts, numbers or paths, or several of them."""
+    match kind:
+        case ast.Constant(value=None) | ast.Constant(value=builtins.Ellipsis):
+            return True
+        case ast.Name(id=name):
+            return name in _PLAIN
+        case ast.BinOp(left=left, right=right):
+            return _is_plain(left) and _is_plain(right)
+        case ast.Tuple(elts=kinds):
+            return all(map(_is_plain, kinds))
+        case ast.Subscript(value=ast.Name(id=name), slice=inner):
+            return name == "Literal" or (name in _OF_PLAIN and _is_plain(inner))
+    return False
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
@@ -383,9 +463,13 @@ def _shown(text: str) -> set[str]:
 
 def measured(house: House) -> dict[str, int]:
     workload, training = Trip(house, WORKLOAD), Trip(house, TRAINING)
-    flags = house_flags(house)
+    itself, trained = (Trip(house, start, itself=True) for start in (WORKLOAD, TRAINING))
+    flags, lines = house_flags(house), module_lines(house)
     return {
-        "modules above 3 lines": num_modules(house),
+        "modules above 3 lines": len(lines),
+        "  lines of such a module, mean": round(sum(lines) / len(lines)),
+        "  % of them below 60 lines": round(100 * sum(n < 60 for n in lines) / len(lines)),
+        "  % of them above 400 lines": round(100 * sum(n > 400 for n in lines) / len(lines)),
         "classes": num_classes(house),
         "classes of options": len(option_classes(house)),
         "places that open a run": len(openings(house)),
@@ -395,10 +479,16 @@ def measured(house: House) -> dict[str, int]:
         "upward calls with the workload": workload.upward,
         "  modules above base and run": workload.above_ground[0],
         "  upward calls above them": workload.above_ground[1],
+        "  modules it enters itself": len(itself.modules),
+        "  upward calls with it itself": itself.upward,
+        "  functions handed down with it": len(itself.handed),
         "modules the training enters": len(training.modules),
         "upward calls with the training": training.upward,
         "  its modules above base and run": training.above_ground[0],
         "  its upward calls above them": training.above_ground[1],
+        "  modules the training itself enters": len(trained.modules),
+        "  upward calls with itself": trained.upward,
+        "  functions handed down with the training": len(trained.handed),
         "lines of muster": num_lines("muster")(house),
         "lines of recipes": num_lines("muster_recipes")(house),
         "flags shown by train --help": flags[0],
@@ -442,6 +532,8 @@ def main(argv: list[str] | None = None) -> int:
             ("edits of argv", edits(house)),
             ("modules the workload enters", Trip(house, WORKLOAD).modules),
             ("modules the training enters", Trip(house, TRAINING).modules),
+            ("functions handed down with the workload", Trip(house, WORKLOAD, itself=True).handed),
+            ("functions handed down with the training", Trip(house, TRAINING, itself=True).handed),
         ):
             print(f"\n{title}:\n  " + "\n  ".join(found))
     return 0

@@ -25,7 +25,7 @@ import muster
 _NET = f"127.1.{os.getpid() % 250 + 1}"
 _SOURCES = Path(muster.__file__).parents[1]
 #: What nvidia-smi prints on a host with two GPUs.
-_SMI = "0, NVIDIA H100, 81559, 4, 570.86\\n1, NVIDIA H100, 81559, 4, 570.86\\n"
+_SMI = "".join(f"{n}, NVIDIA H100, 81559, 4, 570.86, GPU-{{host}}-{n}\\n" for n in (0, 1))
 
 
 @dataclass
@@ -36,6 +36,11 @@ class SshHosts:
     sshd: str
     addresses: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def leases(self) -> Path:
+        """The lease folder of all the hosts."""
+        return self.folder / "leases"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,7 +65,7 @@ class SshHosts:
         (place / "bin").mkdir(parents=True)
         if gpus:
             smi = place / "bin" / "nvidia-smi"
-            smi.write_text(f"#!/bin/sh\nprintf '{_SMI}'\n")
+            smi.write_text(f"#!/bin/sh\nprintf '{_SMI.format(host=name)}'\n")
             smi.chmod(0o755)
         _key(place / "host_key")
         path = f"{place}/bin:{os.environ['PATH']}"
@@ -69,7 +74,8 @@ class SshHosts:
             f"PidFile {place}/pid\nAuthorizedKeysFile {self.folder}/key.pub\n"
             "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 50\n"
-            f"SetEnv PATH={path} PYTHONPATH={_SOURCES} CI=true\n"
+            f"SetEnv PATH={path} PYTHONPATH={_SOURCES} CI=true MUSTER_LEASE_DIR={self.leases} "
+            f"XDG_CACHE_HOME={place}/cache\n"
         )
         kind, key = (place / "host_key.pub").read_text().split()[:2]
         with (self.folder / "known_hosts").open("a") as known:
@@ -82,6 +88,12 @@ class SshHosts:
             )
         self.addresses[name] = address
         self.start(name)
+
+    def also(self, name: str, host: str, command: str) -> None:
+        """Let ``host`` also be reached under this name, by a ProxyCommand of ssh."""
+        lines = (self.folder / "config").read_text().split(f"Host {host}\n")[1].split("Host ")[0]
+        with (self.folder / "config").open("a") as config:
+            config.write(f"Host {name}\n{lines} ProxyCommand {command}\n")
 
     def start(self, name: str) -> None:
         """Start its server, at first or again."""
@@ -118,13 +130,14 @@ def _key(path: Path) -> None:
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
 
 
-@pytest.fixture(scope="module")
-def ssh_hosts() -> Iterator[SshHosts]:
+@contextlib.contextmanager
+def ssh_servers() -> Iterator[SshHosts]:
+    """Servers for a, b and c. Raises LookupError where one cannot be had, with what to install."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if sshd is None or not (shutil.which("ssh") and shutil.which("ssh-keygen")):
-        pytest.skip("there is no sshd: apt-get install openssh-server openssh-client")
+        raise LookupError("there is no sshd: apt-get install openssh-server openssh-client")
     if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'muster-gpu[ray]'")
+        raise LookupError("Ray is not installed: pip install 'muster-gpu[ray]'")
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where there is no service manager to make it
     hosts = SshHosts(Path(tempfile.mkdtemp(prefix="ssh-test-", dir="/tmp")), sshd)
@@ -136,3 +149,13 @@ def ssh_hosts() -> Iterator[SshHosts]:
         yield hosts
     finally:
         hosts.stop()
+
+
+@pytest.fixture(scope="module")
+def ssh_hosts() -> Iterator[SshHosts]:
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(ssh_servers())
+        except LookupError as error:
+            pytest.skip(str(error))
+        yield hosts

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import muster
 
@@ -45,8 +45,17 @@ def make_data(inputs: int, count: int) -> TensorDataset:
     )
 
 
-class Items(TensorDataset):
+class Items(Dataset[Any]):
     """The same as a data set that can only give one sample at a time."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -80,10 +89,10 @@ class Mlp(muster.Task):
         start_clock(self.clock, self.clock_steps)
         return make_model(self.inputs, self.hidden)
 
-    def dataset(self, split: muster.Split) -> TensorDataset | None:
-        data = make_data(self.inputs, self.samples)
+    def dataset(self, split: muster.Split) -> Dataset[Any] | None:
+        data: Dataset[Any] = make_data(self.inputs, self.samples)
         if self.items:
-            data = Items(*data.tensors)
+            data = Items(*make_data(self.inputs, self.samples).tensors)
         return data if split == "train" else None
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

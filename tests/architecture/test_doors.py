@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 DOORS = {
     "pynvml": ("muster/devices/nvml.py",),
     "sqlite3": ("muster/farm/ledger/",),
-    "ray": ("muster/farm/executors/ray.py",),
+    "ray": ("muster/farm/executors/ray.py", "muster/farm/executors/ray_node.py"),
     "submitit": ("muster/slurm/script.py",),
     "torch": (
         "muster_recipes/",

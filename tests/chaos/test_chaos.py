@@ -220,7 +220,7 @@ def test_killed_at_random_and_resumed_thirty_times(tmp_path: Path, seed: int) ->
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hundred_kills_of_one_sweep(tmp_path: Path) -> None:
-    play(tmp_path, 7, num_tasks=6000, num_kills=200, max_kills=200)
+    play(tmp_path, 7, num_tasks=12_000, num_kills=200, max_kills=200)
 
 
 def test_a_command_dies_when_coordinator_and_reaper_are_killed_at_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 
 from muster import MusterError, Run, UsageError
+from muster.api.workload import plan_id_of
 from muster.farm.task import TaskState
 
 Main = Callable[..., subprocess.CompletedProcess[str]]
@@ -203,6 +204,56 @@ def test_a_list_that_was_edited_since_is_refused(place: Path, muster_main: Main)
     assert {row["x"] for row in rows(place)} == {1, 5}
 
 
+@pytest.mark.quick
+def test_a_list_that_was_added_and_edited_since(place: Path, muster_main: Main) -> None:
+    def there() -> set[tuple[int, int | None]]:
+        return {(row["x"], row.get("seed")) for row in rows(place)}
+
+    inline(muster_main, "--list", "more.csv")
+    (place / "further.csv").write_text("x,note\n7,a\n")
+    assert muster_main("add", "r", "--list", "further.csv").returncode == 0
+    (place / "further.csv").write_text("x,note\n7,a\n8,a\n")
+    before = there()
+    refused = muster_main("add", "r", "--seeds", "2")
+    assert (refused.returncode, "has changed since its rows" in refused.stderr) == (2, True)
+    assert there() == before
+    assert muster_main("add", "r", "--list", "further.csv").returncode == 0
+    assert {x for x, _ in there()} == {1, 5, 7, 8}
+    assert muster_main("add", "r", "--seeds", "2").returncode == 0
+    assert {x for x, seed in there() if seed == 1} == {1, 5, 7, 8}
+
+
+@pytest.mark.quick
+def test_a_report_says_what_was_added(place: Path, muster_main: Main) -> None:
+    inline(muster_main, "--grid", "x=1", "--seeds", "2")
+    assert muster_main("add", "r", "--grid", "x=5,6").returncode == 0
+    assert Run(place / "r").add(rows=[{"x": 9, "seed": 9}]) == 1
+    assert muster_main("resume", "r").returncode == 0
+    assert muster_main("report", "r").returncode == 0
+    [page] = [path.read_text() for path in (place / "r").rglob("*.html")]
+    for words in ("added as 3 to 6", "--grid x=5,6", "added as 7 to 7", "by a call of Run.add"):
+        assert words in page, words
+    assert "7 tasks, seeds" not in page
+
+
+PRIORITIES = [str(2**63), str(-(2**63) - 1), str(10**9 + 1), "9" * 400]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("priority", PRIORITIES)
+def test_a_priority_that_no_ledger_holds_is_refused(
+    priority: str, place: Path, muster_main: Main
+) -> None:
+    inline(muster_main, *BEGUN)
+    words = ("add", "r", "--seeds", "3", f"--priority={priority}")
+    for more in ((), ("--dry-run",)):
+        refused = muster_main(*words, *more)
+        assert (refused.returncode, "is no priority" in refused.stderr) == (2, True), refused
+    with pytest.raises(UsageError, match="is no priority"):
+        Run(place / "r").add(rows=[{"x": 9}], priority=int(priority))
+    assert settings(place) == FIRST
+
+
 # ---------------------------------------------------------------------- what is refused
 
 REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
@@ -290,6 +341,43 @@ def test_a_run_that_is_about_to_end_takes_nothing(place: Path, muster_main: Main
     assert process.wait(120) == 130
     assert muster_main("add", "r", "--grid", "x=4").returncode == 0
     assert [row["x"] for row in rows(place)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_was_begun_with_detach(place: Path, muster_main: Main) -> None:
+    flags = [word for word in FLAGS if word != "--quiet"]
+    begun = muster_main("sweep", *flags, "--detach", "t.py:held", "--grid", "x=1,2,3")
+    assert begun.returncode == 0, begun.stderr
+    until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
+    try:
+        said = json.loads(muster_main("add", "r", "--grid", "x=4", "--json").stdout)
+        assert (said["added"], said["is_at_work"]) == (1, True)
+    finally:
+        (place / "go").touch()
+    assert muster_main("wait", "r").returncode == 0
+    assert [row["x"] for row in rows(place)] == [1, 2, 3, 4]
+    assert {row["state"] for row in rows(place)} == {"done"}
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="makes another's file")
+def test_what_another_user_asks_to_add_is_not_done(place: Path) -> None:
+    """He may stop a run in a shared folder, and not choose what its owner runs."""
+    process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", "x=1,2,3")
+    until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
+    requests = place / "r" / "requests"
+    token = (requests / "session").read_text()
+    run = Run(place / "r")
+    line = [run.stored.targets[0]["name"], '{"x":77}', 0, 0]
+    note = {"plan": plan_id_of(run.stored.spec), "tasks": [line], "said": []}
+    for name, owner in (("theirs", 65534), ("ours", 0)):
+        line[1] = line[1].replace("77", "78") if name == "ours" else line[1]
+        hidden = requests / f".{name}"
+        hidden.write_text(json.dumps({"add": note}))
+        os.chown(hidden, owner, -1)
+        hidden.rename(requests / f"ask-{token}-{name}")
+    until(lambda: list(requests.glob("*ours*answer*")) or sum(run.counts().values()) > 3)
+    (place / "go").touch()
+    assert process.wait(120) == 0, (place / "said.txt").read_text()
+    assert [row["x"] for row in rows(place)] == [1, 2, 3, 78]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -599,6 +599,8 @@ PRINTED = [
     "train t.py:Slow --devices cpu:1 --max-steps 1 --run-dir runs/t",
     "train t.py:Slow --devices cpu:1 --dry-run",
     "train t.py:Slow --on slurm --devices cpu:1 --dry-run",
+    "train t.py:Slow --hosts localhost:cpu:1 --setup true --dry-run",
+    "sweep f.py:f --grid x=1 --hosts localhost:cpu:1 --setup true --memory 1G --dry-run",
     "verify t.py:Slow --devices cpu:1",
     "hosts check localhost",
     "start phases.toml", "start phases.toml --dry-run", "start one.toml",

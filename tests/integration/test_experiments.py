@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -189,6 +191,17 @@ grid.teacher = ["${{other.model}}"]
     assert muster_cli("retry", "runs/e/bad", "--quiet").returncode == 0
     assert muster_cli("start", "e.toml").returncode == 0
     assert set(states(place, muster_main).values()) == {"done"}
+
+    # What a phase produced is removed: the advice, word for word, does the phase again.
+    (place / "model.txt").unlink()
+    done = muster_cli("start", "e.toml")
+    assert done.returncode == 1
+    advice = re.search(r"do other anew: (mv \S+ \S+), then start again", done.stderr)
+    assert advice is not None, done.stderr
+    subprocess.run(shlex.split(advice[1]), cwd=place, check=True)
+    assert "other: muster sweep" in muster_cli("start", "e.toml").stdout
+    (place / "model.txt").write_text("1234")
+    assert muster_cli("start", "e.toml").returncode == 0
 
 
 def test_a_phase_that_may_fail_and_one_that_is_refused(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,10 @@ from tests.ssh_hosts import SshHosts
 
 import muster
 from muster.base.errors import SetupError
-from muster.hosts.connection import Connection
+from muster.base.settings import Settings
+from muster.devices.leases import Lease, LeaseHeld, acquire, held_by
+from muster.farm.executors import ray_node
+from muster.hosts.connection import Connection, Way
 from muster.hosts.names import Host
 
 Main = Callable[..., CompletedProcess[str]]
@@ -27,11 +32,12 @@ TARGET = """
 import os, time
 from pathlib import Path
 
-def work(x: int, s: float, place: str) -> dict:
+def work(x: int, place: str) -> dict:
     host = os.environ["SSH_CONNECTION"].split()[2]
-    Path(place, f"{host}-{x}").touch()
+    Path(place, f"{host}-{x}-{os.getpid()}").touch()
     print("task", x)
-    time.sleep(s)
+    while not Path(place, "go").exists():
+        time.sleep(0.02)
     return {"y": x * x, "host": host}
 """
 
@@ -121,8 +127,8 @@ def test_what_was_started_ends_with_the_connection(
     script = f"setsid sh -c 'sleep 999 & echo $! >> {pids}; sleep 999' & echo begun; sleep 999"
     connection = Connection(Host("b"))
     try:
-        made = connection.ask("start", ["sh", "-c", script], {}, {"secret": "x"}, "begun", 20)
-        folder = Path(made["folder"])
+        folder = Path(connection.ask("start", ["sh", "-c", script], {}, {"secret": "x"}))
+        assert connection.ask("wait", "beg", 20) == {"said": "un"}
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "secret").stat().st_mode & 0o777 == 0o600
         wait_for(lambda: pids.exists() and pids.read_text().strip(), 20)
@@ -141,13 +147,41 @@ def test_what_was_started_ends_with_the_connection(
             hosts.start("b")
 
 
+def test_lines_of_setup_come_before_python_and_are_told_where_they_fail(hosts: SshHosts) -> None:
+    way = Way(setup=("cat; export WORD='it is up'", "alias x=y"))
+    with Connection(Host("a"), way) as connection:
+        connection.ask("start", ["sh", "-c", "echo $WORD; sleep 99"], {}, {})
+        assert connection.ask("wait", "it is", 20) == {"said": "up"}
+    with pytest.raises(SetupError, match="--setup has failed: module load no_such"):
+        Connection(Host("a"), Way(setup=("module load no_such",)))
+
+
+def test_a_ray_that_puts_its_files_where_others_read_them_is_refused(tmp_path: Path) -> None:
+    """As Ray before its change 57735 does on nodes that join."""
+    for name, text in {
+        "__init__": "__version__ = '2.52.0'", "_raylet": "AuthenticationTokenLoader = None",
+        "_private/__init__": "", "_private/node": "class Node:\n    def __init__(self): pass",
+        "_private/parameter": "RayParams = None",
+    }.items():  # fmt: skip
+        path = tmp_path / "ray" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", ray_node.__name__, '{"join": "head"}'],
+        capture_output=True, check=False, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(muster.__file__).parents[1]}"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Ray 2.52.0 gives a joining node no folder of its own" in done.stderr
+
+
 def test_a_program_that_does_not_start_is_told(hosts: SshHosts) -> None:
     with Connection(Host("a")) as connection:
-        answer = connection.ask("start", ["sh", "-c", "echo no room; exit 3"], {}, {}, "up", 20)
-        assert answer == {"error": "no room", "code": 3}
+        connection.ask("start", ["sh", "-c", "echo no room; exit 3"], {}, {})
+        assert connection.ask("wait", "up", 20) == {"error": "no room", "code": 3}
     with Connection(Host("a")) as connection:
         with pytest.raises(SetupError, match="FileNotFoundError"):
-            connection.ask("start", ["/no/such/program"], {}, {}, "up", 20)
+            connection.ask("start", ["/no/such/program"], {}, {})
 
 
 # ---------------------------------------------------------------------- a sweep
@@ -158,7 +192,7 @@ def test_a_dry_run_says_what_would_be_started_where(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("target.py").write_text(TARGET)
-    line = ("sweep", "target.py:work", "--grid", "x=1,2", "s=0", "place=.", "--dry-run", "--hosts")
+    line = ("sweep", "target.py:work", "--grid", "x=1,2", "place=.", "--dry-run", "--hosts")
     done = muster_main(*line, "a:cpu:2,b")
     assert done.returncode == 0, done.stderr
     assert "a: 2 workers on its CPU" in done.stdout and "b: 1 worker on its CPU" in done.stdout
@@ -175,35 +209,49 @@ def test_a_dry_run_says_what_would_be_started_where(
     assert not Path("runs").exists()
 
 
-def _driver(folder: Path, s: float, log: Any) -> subprocess.Popen[bytes]:
-    folder.joinpath("target.py").write_text(TARGET)
-    folder.joinpath("place").mkdir(exist_ok=True)
-    words = [
-        "sweep", "target.py:work", "--grid", "x=1,2,3,4,5,6,7,8", f"s={s}",
-        f"place={folder}/place", "--hosts", "a:cpu,b:cpu", "--run-dir", "run",
-    ]  # fmt: skip
+def _start(folder: Path, *words: str, log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "muster", *words], cwd=folder, stdout=log, stderr=log
     )
+
+
+def _driver(folder: Path, hosts: str, log: Any, tasks: int = 8) -> subprocess.Popen[bytes]:
+    """A sweep whose tasks end when there is a file ``go``."""
+    folder.joinpath("target.py").write_text(TARGET)
+    folder.joinpath("place").mkdir(exist_ok=True)
+    numbers = ",".join(map(str, range(1, tasks + 1)))
+    words = ["--grid", f"x={numbers}", f"place={folder}/place", "--hosts", hosts]
+    return _start(folder, "sweep", "target.py:work", *words, "--run-dir", "run", log=log)
 
 
 def _begun(folder: Path, host: str) -> list[Path]:
     return list(folder.joinpath("place").glob(f"{host}-*"))
 
 
-def test_a_lost_host_is_a_lost_node_and_nothing_outlives_the_driver(
+def _below(driver: subprocess.Popen[bytes], hosts: SshHosts, *names: str) -> list[psutil.Process]:
+    found = [process for name in names for process in hosts.processes(name)]
+    return found + psutil.Process(driver.pid).children(recursive=True)
+
+
+@pytest.mark.thorough
+def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
     hosts: SshHosts, tmp_path: Path
 ) -> None:
-    """The first driver is killed in the middle of its tasks; the second loses a host."""
-    with (tmp_path / "log").open("wb") as log:
-        driver = _driver(tmp_path, 600.0, log)
+    """The first driver is killed in the middle of its tasks; the second loses a host, which comes
+    back; the third has nothing to do, and asks no host.
+    """
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        driver = _driver(tmp_path, "a:cpu,b:cpu", file)
         try:
             for name in ("a", "b"):
                 wait_for(lambda n=name: _begun(tmp_path, hosts.addresses[n]) or driver.poll(), 300)
-            assert driver.poll() is None, (tmp_path / "log").read_text()
-            begun = [*hosts.processes("a"), *hosts.processes("b")]
-            begun += psutil.Process(driver.pid).children(recursive=True)
+            assert driver.poll() is None, log.read_text()
+            begun = _below(driver, hosts, "a", "b")
             assert {"raylet", "gcs_server"} <= {process.name() for process in begun}
+            ports = {port for process in begun for port in _ports(process)}
+            # Where Ray listens by itself, which two users of a machine cannot both have.
+            assert ports and not ports & {8265, 10001, 52365} and min(ports) > 10020, ports
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
@@ -212,18 +260,164 @@ def test_a_lost_host_is_a_lost_node_and_nothing_outlives_the_driver(
         for path in tmp_path.joinpath("place").iterdir():
             path.unlink()
         (tmp_path / "run").rename(tmp_path / "before")
-        driver = _driver(tmp_path, 1.0, log)
-        wait_for(lambda: _begun(tmp_path, hosts.addresses["b"]) or driver.poll() is not None, 300)
-        hosts.cut("b")
+        driver = _driver(tmp_path, "a:cpu,b:cpu", file)
         try:
-            assert driver.wait(300) == 0, (tmp_path / "log").read_text()
+            wait_for(lambda: _begun(tmp_path, hosts.addresses["b"]) or driver.poll(), 300)
+            seen = set(_begun(tmp_path, hosts.addresses["b"]))
+            hosts.cut("b")
+            wait_for(lambda: "b is lost" in log.read_text(), 60)
+            hosts.start("b")
+            wait_for(lambda: "b is back" in log.read_text() or driver.poll() is not None, 120)
+            wait_for(lambda: set(_begun(tmp_path, hosts.addresses["b"])) - seen, 120)
+            tmp_path.joinpath("place", "go").touch()
+            assert driver.wait(300) == 0, log.read_text()
         finally:
             driver.kill()
-            hosts.start("b")
     rows = muster.Run(tmp_path / "run").results().to_pylist()
     assert sorted((row["x"], row["y"]) for row in rows) == [(x, x * x) for x in range(1, 9)]
-    assert {row["host"] for row in rows} >= {hosts.addresses["a"]}
+    assert {row["host"] for row in rows} == {hosts.addresses[name] for name in ("a", "b")}
     wait_for(lambda: not [p for n in ("a", "b") for p in hosts.processes(n)], 30)
+
+    with log.open("wb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_SSH", "/bin/false")
+        assert _driver(tmp_path, "a:cpu,b:cpu", file).wait(60) == 0, log.read_text()
+    assert "8 done" in log.read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("when", ["ssh connects", "Ray starts"])
+def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
+    hosts: SshHosts, tmp_path: Path, when: str
+) -> None:
+    if when == "ssh connects":
+        hosts.also("mute", "a", "sleep 999")
+    with (tmp_path / "log").open("wb") as log:
+        driver = _driver(tmp_path, "a:cpu,mute:cpu" if when == "ssh connects" else "a:cpu", log)
+        mark = "sleep 999" if when == "ssh connects" else "ray_node"
+
+        def has_begun() -> bool:
+            return any(mark in " ".join(p.cmdline()) for p in _below(driver, hosts) if _lives(p))
+
+        try:
+            wait_for(has_begun, 120)
+            begun = _below(driver, hosts, "a")
+            driver.send_signal(signal.SIGINT)
+            assert driver.wait(60) == 130, (tmp_path / "log").read_text()
+        finally:
+            driver.kill()
+    wait_for(lambda: not [one for one in begun if _lives(one)], 30)
+    assert not list((tmp_path / "place").iterdir())
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.thorough
+def test_gpus_are_leased_on_their_host_until_the_driver_is_gone(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    """For all who use Muster there: another run with --hosts, and one of the host itself."""
+    there = Settings(lease_folder=hosts.leases)
+    with (tmp_path / "log").open("wb") as log:
+        driver = _driver(tmp_path, "c:1", log)
+        try:
+            wait_for(lambda: _begun(tmp_path, hosts.addresses["c"]) or driver.poll(), 300)
+            assert driver.poll() is None, (tmp_path / "log").read_text()
+            assert "leased by run run of" in str(held_by("GPU-c-1", there))
+            assert isinstance(acquire("GPU-c-1", "mine", there), LeaseHeld)
+            assert held_by("GPU-c-0", there) is None
+            line = ("sweep", "target.py:work", "--grid", "x=1", "place=.", "--hosts")
+            for words, code, says in (
+                (("c:1", "--run-dir", "other"), 3, b"GPU 1 is leased by run run of"),
+                (("c", "--dry-run"), 0, b"c: 1 worker on GPU 0"),
+            ):
+                done = subprocess.run(
+                    [sys.executable, "-m", "muster", *line, *words], cwd=tmp_path,
+                    capture_output=True, check=False,
+                )  # fmt: skip
+                assert done.returncode == code and says in done.stdout + done.stderr, done
+        finally:
+            driver.kill()
+            driver.wait()
+    wait_for(lambda: held_by("GPU-c-1", there) is None, 30)
+    lease = acquire("GPU-c-1", "mine", there)
+    assert isinstance(lease, Lease)
+    lease.release()
+
+
+@pytest.mark.thorough
+def test_maps_and_searches_go_over_slow_links_with_exact_results(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    """SSH takes 5 ms longer to a and 100 ms longer to b, in each direction."""
+    proxy = Path(__file__).parents[1] / "programs" / "delaying_proxy.py"
+    for name, host, delay_s in (("near", "a", 0.005), ("remote", "b", 0.1)):
+        hosts.also(name, host, f"{sys.executable} {proxy} %h %p {delay_s}")
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(1000))
+    (tmp_path / "in.jsonl").write_text(lines)
+    (tmp_path / "steps.py").write_text(
+        "def double(record):\n    return {'n': 2 * record['n']}\n"
+        "def score(lr):\n    return {'loss': (lr - 0.5) ** 2}\n"
+    )
+    both = ("--hosts", "near:cpu,remote:cpu")
+    runs = (
+        ("map", "steps.py:double", "--input", "in.jsonl", "--output", "out.jsonl", *both),
+        ("sweep", "steps.py:score", "--space", "lr=uniform(0,1)", "--minimize", "loss",
+         "--trials", "6", "--run-dir", "search", *both),
+    )  # fmt: skip
+    for number, words in enumerate(runs):
+        log = tmp_path / f"log{number}"
+        with log.open("wb") as file:
+            assert _start(tmp_path, *words, log=file).wait(300) == 0, log.read_text()
+    out = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["n"] for line in out] == [2 * n for n in range(1000)]
+    with (tmp_path / "again").open("wb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_SSH", "/bin/false")  # what is done is found without the hosts
+        assert all(_start(tmp_path, *words, log=file).wait(60) == 0 for words in runs)
+    rows = muster.Run(tmp_path / "search").results().to_pylist()
+    assert len(rows) == 6 and all(row["loss"] == (row["lr"] - 0.5) ** 2 for row in rows)
+
+
+@pytest.mark.thorough
+def test_nobody_else_runs_a_task_on_the_hosts(hosts: SshHosts, tmp_path: Path) -> None:
+    """Neither without authentication nor with a guess; with the token of the run it would work."""
+    program = Path(__file__).parents[1] / "programs" / "ray_intruder.py"
+    with (tmp_path / "log").open("wb") as log:
+        driver = _driver(tmp_path, "a:cpu", log, tasks=1)
+        try:
+            wait_for(lambda: _begun(tmp_path, hosts.addresses["a"]) or driver.poll(), 300)
+            assert driver.poll() is None, (tmp_path / "log").read_text()
+            shown = [" ".join(p.cmdline()) for p in _below(driver, hosts, "a") if _lives(p)]
+            head = next(filter(None, (re.search(r"--gcs-address=(\S+)", w) for w in shown)))[1]
+            (path,) = {
+                Path(p.environ()["RAY_AUTH_TOKEN_PATH"]) for p in hosts.processes("a")
+                if p.name() == "raylet"
+            }  # fmt: skip
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert path.parent.stat().st_mode & 0o777 == 0o700
+            token = path.read_text()
+            assert not [words for words in shown if token in words]  # anybody may read them
+            guesses = [("nobody", "disabled", ""), ("guess", "token", "0" * 64),
+                       ("owner", "token", token)]  # fmt: skip
+            intruders = [
+                subprocess.Popen(
+                    [sys.executable, str(program), head, mode, guess, str(tmp_path / f"by-{who}")],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )
+                for who, mode, guess in guesses
+            ]  # fmt: skip
+            codes = [intruder.wait(300) for intruder in intruders]
+            assert codes[0] != 0 and codes[1] != 0 and codes[2] == 0
+            assert [path.name for path in tmp_path.glob("by-*")] == ["by-owner"]
+        finally:
+            driver.kill()
+            driver.wait()
+    wait_for(lambda: not hosts.processes("a"), 30)
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    try:
+        return {one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _lives(process: psutil.Process) -> bool:

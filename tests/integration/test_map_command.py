@@ -419,8 +419,9 @@ def test_stage_by_stage_killed_in_each_stage_goes_on_in_it(place: Path, again: s
         workers = {int(pid) for _, pid in notes(place, kind)}
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in workers))  # noqa: B023
         assert not (place / "out.jsonl").exists()
-        if again == "resume":
-            command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
+        if again == "resume":  # of a folder that was moved meanwhile, too
+            folder = run_folder(place).rename(place / "runs" / f"moved-{kind}")
+            command = [sys.executable, "-m", "muster", "resume", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert rows(place / "out.jsonl") == [

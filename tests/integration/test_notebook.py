@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.slurm_cluster import SlurmCluster
 
 pytest.importorskip("ipykernel", reason="ipykernel is not installed: make setup")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: make setup")
@@ -130,6 +131,42 @@ def test_the_stop_button_drains_and_the_cell_again_goes_on(tmp_path: Path) -> No
     words = [sys.executable, "-m", "muster", "resume", "copied"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "4 done" in done.stdout, done
+
+
+ON_SLURM = """
+import muster
+from muster import ClusterRequest
+
+SCALE = 3
+
+
+class Line:
+    def at(self, x):
+        return SCALE * x
+
+
+def measure(x: int):
+    return {"y": Line().at(x)}
+
+
+made = muster.sweep(measure, grid={"x": [1, 2, 3]}, run_dir="r", executor="slurm",
+                    cluster=ClusterRequest(num_workers=2))
+print("code", made.exit_code, sorted(made.results()["y"].to_pylist()))
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.thorough
+def test_a_cell_on_slurm(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in slurm.variables.items():
+        monkeypatch.setenv(name, value)
+    notebook = of_cells(ON_SLURM)
+    run(notebook, tmp_path)
+    assert "code 0 [3, 6, 9]" in said(notebook, 0), said(notebook, 0)
+    first = (tmp_path / "r" / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["workers"] == ["slurm/0", "slurm/1"]
 
 
 MAGIC = """

@@ -129,11 +129,11 @@ def test_a_large_model_on_cards_that_are_not_here(plan_here: PlanHere, tmp_path:
     assert [row["num_devices"] for row in plan["predictions"]] == [3, 4, 5, 6, 7, 8, 16]
     assert plan["too_small"] == [1, 2]  # 6.7e9 x 16 bytes are 107 GB, and activations
     first = plan["predictions"][0]
-    # 1.8877e14 FLOP x 171 samples / (989.5e12 x 0.4) = 81.6 s for a step; 1,954 of them.
-    assert first["compute"]["value"] == pytest.approx(1.8877e14 * 171 / (989.5e12 * 0.4), rel=1e-3)
-    assert plan["fastest"][0]["compute"]["value"] == pytest.approx(
-        first["compute"]["value"] * 0.4 / 0.6
-    )
+    # 1.8877e14 FLOP x 171 samples / (989.5e12 x 0.435) = 75 s for a step; 1,954 of them. The
+    # published transformers reach 0.435 of the peak in the mean, and nine of ten less than 0.763.
+    whole = 1.8877e14 * 171 / 989.5e12
+    assert first["compute"]["value"] == pytest.approx(whole / 0.435, rel=1e-3)
+    assert plan["fastest"][0]["compute"]["value"] == pytest.approx(whole / 0.7627, rel=1e-3)
     assert plan["num_steps"] == 1954
     assert first["energy"]["value"] == pytest.approx(first["wall"]["value"] * 700 * 3)
     assert first["cost"]["value"] == pytest.approx(first["wall"]["value"] / 3600 * 3.0 * 3)

@@ -105,6 +105,39 @@ def test_a_custom_resource_decides_where_workers_run(place: Path, ray_driver: Ra
         assert {row["is_first_node"] for row in rows} == {number == 0}
 
 
+def test_a_task_above_its_memory_limit_fails_there_too(place: Path) -> None:
+    (place / "takes.py").write_text(
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
+        "    return {'y': x}\n"
+    )
+    run = _sweep("takes.py:takes", range(1, 602, 300), memory_mib=400)
+    assert [row["state"] for row in _rows(run)] == ["done", "done", "failed"]
+    assert "of 400 MiB allowed (--memory)" in _rows(run)[2]["error"]
+    with pytest.raises(SetupError, match="GiB of memory do not fit"):
+        _sweep("takes.py:takes", range(2), memory_mib=2**29, run_dir="more")
+
+
+@pytest.mark.thorough
+def test_tasks_are_added_to_a_sweep_at_work(ray_driver: RayCluster, tmp_path: Path) -> None:
+    _write_target(tmp_path)
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1,2,3", "--on",
+             "ray", "--address", ray_driver.address, "--workers", "1", "--monitor-interval", "0",
+             "--run-dir", "r"]  # fmt: skip
+    with subprocess.Popen(words, cwd=tmp_path, env=ray_driver.environment) as process:
+        try:
+            wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
+            add = [sys.executable, "-m", "muster", "add", "r", "--grid", "x=3,7", "--json"]
+            done = subprocess.run(add, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            said = json.loads(done.stdout)
+            assert (said["added"], said["known"], said["is_at_work"]) == (1, 1, True)
+            (tmp_path / "go").touch()
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
+    assert [row["y"] for row in _rows(muster.Run(tmp_path / "r"))] == [1, 2, 3, 7]
+
+
 def test_two_workers_share_a_gpu(place: Path) -> None:
     rows = _asked(place, gpus_per_worker=0.5)
     assert {row["devices"] for row in rows} <= {"0", "1"}
@@ -511,11 +544,14 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
         ({"resources": ("ssd=1",)}, 3),
         ({"resources": ("ssd=0.5", "tape=1")}, 1),
         ({"resources": ("laser=1",)}, 0),
+        ({"task_memory_mib": 1024.0}, 5),
         ({}, 12),
     ],
 )
 def test_room_is_counted_by_all_that_a_worker_needs(request_: dict[str, Any], room: int) -> None:
-    nodes = [{"CPU": 8.0, "GPU": 2.0, "ssd": 3.0, "tape": 1.0}, {"CPU": 4.0}]
+    memory = {"memory": 2.5 * 2**30}
+    nodes = [{"CPU": 8.0, "GPU": 2.0, "ssd": 3.0, "tape": 1.0, "memory": 3.5 * 2**30}]
+    nodes.append({"CPU": 4.0} | memory)
     assert room_for(nodes, ClusterRequest(num_workers=1, **request_)) == room
 
 
@@ -555,14 +591,7 @@ def test_another_muster_on_a_node_is_told(
 
 
 @pytest.mark.slow
-def test_a_population_on_a_node_that_does_not_see_the_run_folder(
-    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not may_mount():
-        pytest.skip("hiding a folder from a node needs the right to mount")
-    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
-    place.mkdir()
-    monkeypatch.chdir(place)
+def test_a_population_on_a_node_that_does_not_see_the_run_folder(place: Path) -> None:
     population(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
 
 
@@ -574,15 +603,8 @@ def test_a_search_on_ray(
     search(tmp_path, "ray", ClusterRequest(num_workers=2))
 
 
-def test_a_search_on_a_node_that_does_not_see_the_run_folder(
-    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_on_a_node_that_does_not_see_the_run_folder(place: Path) -> None:
     """Its checkpoints come home, and go to whichever node a promoted trial runs on."""
-    if not may_mount():
-        pytest.skip("hiding a folder from a node needs the right to mount")
-    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
-    place.mkdir()
-    monkeypatch.chdir(place)
     search(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
 
 

@@ -115,6 +115,44 @@ def test_a_sweep_gives_what_it_gives_here_and_leaves_nothing(
     assert len(arrays(tmp_path / "there")) == 1
 
 
+def test_a_task_above_its_memory_limit_fails_there_too(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """It is ended by its pilot before SLURM has a reason to end the job, whose others go on."""
+    (tmp_path / "takes.py").write_text(
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
+        "    return {'y': x}\n"
+    )
+    done = muster_cli(
+        "sweep", "takes.py:takes", "--grid", "x=600,1,2", "--on", "slurm", "--memory", "400M",
+        "--run-dir", "r", timeout_s=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "of 400 MiB allowed (--memory)" in done.stdout
+    states = {row["x"]: row["state"] for row in rows(tmp_path / "r")}
+    assert states == {1: "done", 2: "done", 600: "failed"}
+    assert len(arrays(tmp_path / "r")) == 1
+
+
+def test_tasks_are_added_to_a_sweep_at_work(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """An urgent one begins before those that wait, in the same jobs."""
+    words = ("sweep", f"{target}:long", "--grid", "x=1,2,3,4", "--grid", f"folder={tmp_path}",
+             "--on", "slurm", "--run-dir", "r", "--quiet")  # fmt: skip
+    with started(tmp_path, *words) as process:
+        until((tmp_path / "began-1").exists, "the first task")
+        added = muster_cli("add", "r", "--grid", "x=7", "--priority", "1", timeout_s=120)
+        assert "1 task added; process" in added.stdout, added.stderr
+        (tmp_path / "go").touch()
+        ended(process)
+    assert [row["x"] for row in rows(tmp_path / "r")] == [1, 2, 3, 4, 7]
+    began = {n: (tmp_path / f"began-{n}").stat().st_mtime_ns for n in (1, 2, 3, 4, 7)}
+    assert began[7] < began[4]
+    assert all((tmp_path / f"began-{n}").read_text() == "x" for n in began), "each once"
+    assert len(arrays(tmp_path / "r")) == 1
+
+
 def test_the_dry_run_prints_what_is_sent(
     slurm: SlurmCluster,
     target: Path,

@@ -67,6 +67,28 @@ def test_two_machines_train_as_two_ranks_of_one(
 
 
 @pytest.mark.slow
+def test_nodes_without_a_common_folder_keep_whole_checkpoints_on_the_first(
+    muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """A sharded one is put together there, and brought to a node that lacks it."""
+    write_task(tmp_path, seconds=0)
+    meet = ("--strategy", "fsdp", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    own = [("--run-dir", "zero"), ("--run-dir", "one")]
+    with nodes(tmp_path, *WORDS, *NODES, *meet, own=own) as both:
+        said = [node.communicate(timeout=300)[0] for node in both]
+    assert [node.returncode for node in both] == [0, 0], "".join(said)
+    assert not any((tmp_path / "one" / "checkpoints").iterdir())
+    here = muster_cli(*WORDS, *meet[:2], "--devices", "cpu:2", "--run-dir", "here", timeout_s=300)
+    assert here.returncode == 0, here.stderr
+    check_same_weights(tmp_path / "zero", tmp_path / "here")
+    shutil.rmtree(tmp_path / "one")
+    with nodes(tmp_path, *WORDS, *NODES, *meet, own=own) as both:
+        said = [node.communicate(timeout=300)[0] for node in both]
+    assert [node.returncode for node in both] == [0, 0], "".join(said)
+    check_same_weights(tmp_path / "one", tmp_path / "here")
+
+
+@pytest.mark.slow
 def test_a_lost_node_is_gone_without_and_the_rest_goes_on_exactly(
     muster_cli: MusterCli, tmp_path: Path
 ) -> None:
@@ -99,13 +121,18 @@ def write_task(folder: Path, *, seconds: float) -> None:
 
 @contextmanager
 def nodes(
-    folder: Path, *words: str, places: list[tuple[str, ...]] | None = None
+    folder: Path,
+    *words: str,
+    places: list[tuple[str, ...]] | None = None,
+    own: list[tuple[str, ...]] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The same command on each node, with its number; ``places``: words before it."""
+    """The same command on each node, with its number; ``places``: words before it; ``own``: after
+    it."""
     started: list[subprocess.Popen[str]] = []
     try:
         for rank, place in enumerate(places or [(), ()]):
             command = [sys.executable, "-m", "muster", *words, "--node-rank", str(rank)]
+            command += own[rank] if own else ()
             started.append(
                 subprocess.Popen(
                     [*place, *command],

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from muster.api.earlier_work import array_of, check_code
+from muster.api.earlier_work import check_code
 from muster.api.runs import Run, changing
 from muster.api.workload import Workload, plan_id_of
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import own_words
+from muster.base.shown_text import command_line, shell_word
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
+from muster.farm.space_texts import check_priority
 from muster.farm.steering import add_in
+from muster.run.folder import RunFolder
 from muster.run.requests import ask
 from muster.run.session import is_held
 
@@ -53,7 +56,8 @@ def check_may_grow(run: Run) -> None:
     if stored.is_search:
         raise UsageError(
             f"{path} is a search, which chooses its tasks itself.",
-            hint=f"let it choose more, with a higher N: muster resume {path} --trials N",
+            hint="let it choose more, with a higher N: "
+            f"muster resume {shell_word(path)} --trials N",
         )
     if "recipe" in stored.spec:
         raise UsageError(
@@ -61,7 +65,7 @@ def check_may_grow(run: Run) -> None:
             hint="give its command again with more of what may grow, such as seeds.",
         )
     flags = {word.partition("=")[0] for word in own_words(stored.argv)}
-    if run.folder.elements_json.exists() or array_of(run.folder) or "--array" in flags:
+    if run.folder.elements_json.exists() or run.folder.array or "--array" in flags:
         raise UsageError(
             f"{path} belongs to an array: its tasks are divided among the elements.",
             hint="give the command again that sent it, with more --seeds.",
@@ -97,16 +101,19 @@ def add_tasks(
     workloads: Sequence[Workload],
     *,
     said: Sequence[str] = (),
+    listed: str = "",
     priority: int = 0,
     may_change_code: bool = False,
 ) -> Added:
     """Add what the run does not have of the tasks of ``workloads``, all of it or nothing.
 
     A coordinator that works on the run takes them up; otherwise they wait in the ledger for the
-    next start. ``said``: the words that they were asked for with. Raises what ``check_may_grow``
+    next start. ``said``: the words that they were asked for with; ``listed``: the hash of the list
+    file among them. Raises what ``check_may_grow``
     raises, PlanMismatchError for other code, and SetupError where they cannot be handed over.
     """
     check_may_grow(run)
+    check_priority(priority)
     for workload in workloads:
         check_code(run.folder, workload.code, may_change=may_change_code)
     folder = run.folder
@@ -120,7 +127,7 @@ def add_tasks(
                     f"{len(new):,} tasks are too many to add at once to a run at work.",
                     hint=f"add at most {_MOST_AT_WORK:,} at a time, or once it has ended.",
                 )
-            answer = ask(folder, {"add": _note(run, new, said)}, lambda: is_held(folder))
+            answer = ask(folder, {"add": _note(run, new, said, listed)}, lambda: is_held(folder))
             if answer is None:
                 continue  # it has ended meanwhile
             return Added(*_counted(run, answer, len(new), num_known), is_at_work=True)
@@ -128,7 +135,7 @@ def add_tasks(
             with changing(folder) as ledger:
                 numbers = {name: ledger.target_id(name) for name in {name for name, _ in new}}
                 tasks = (task._replace(target_id=numbers[name]) for name, task in new)
-                num_new = add_in(ledger, tasks, said)
+                num_new = add_in(ledger, tasks, said, listed)
         except SetupError:
             if not is_held(folder):
                 raise
@@ -136,10 +143,13 @@ def add_tasks(
         return Added(num_new, num_known + len(new) - num_new, is_at_work=False)
 
 
-def _note(run: Run, new: Sequence[tuple[str, NewTask]], said: Sequence[str]) -> dict[str, Any]:
+def _note(
+    run: Run, new: Sequence[tuple[str, NewTask]], said: Sequence[str], listed: str
+) -> dict[str, Any]:
     """What the coordinator is asked; `muster.farm.steering` reads it."""
     lines = [[name, task.payload.decode(), task.group, task.priority] for name, task in new]
-    return {"plan": plan_id_of(run.stored.spec), "tasks": lines, "said": list(said)}
+    return {"plan": plan_id_of(run.stored.spec), "tasks": lines, "said": list(said),
+            "list": listed}  # fmt: skip
 
 
 def _counted(run: Run, answer: dict[str, Any], num_asked: int, num_known: int) -> tuple[int, int]:
@@ -151,3 +161,15 @@ def _counted(run: Run, answer: dict[str, Any], num_asked: int, num_known: int) -
         )
     num_new = int(answer["added"])
     return num_new, num_known + num_asked - num_new
+
+
+def shown_additions(folder: RunFolder) -> dict[str, str]:
+    """What was added to the plan of a run, for people; by the numbers of the tasks."""
+    if not folder.ledger.exists():
+        return {}
+    with LedgerReader(folder.ledger) as ledger:
+        parts = ledger.added()
+    return {
+        f"added as {one.first} to {one.last}": command_line(one.said) or "by a call of Run.add"
+        for one in parts
+    }

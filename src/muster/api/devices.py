@@ -14,6 +14,7 @@ from muster.api.runs import Run
 from muster.base.errors import UsageError
 from muster.base.journal import read_journal
 from muster.base.settings import read_settings
+from muster.base.shown_text import shell_word
 from muster.devices.placement import Placement
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
@@ -32,12 +33,14 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
     stored, folder = run.stored, run.folder
     asked = {"devices": dict(what), "now": now}
     answers: list[Mapping[str, Any]] = []
-    if stored.is_program or (stored.is_gang and stored.options.get("num_nodes", 1) > 1):
+    options = stored.options
+    on_nodes = options.get("num_nodes", 1) > 1 or options.get("hosts") is not None
+    if stored.is_program or (stored.is_gang and on_nodes):
         raise UsageError(
             f"{run.path} is {stored.kind_name}"
             + (", whose ranks" if stored.is_program else " on several nodes, whose ranks")
             + " work in lock-step: their number stays while they run.",
-            hint=f"end it (muster cancel {run.path}), and start it on others.",
+            hint=f"end it (muster cancel {shell_word(run.path)}), and start it on others.",
         )
 
     def is_at_work() -> bool:
@@ -49,7 +52,8 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
     if not answers and stored.is_gang:
         raise UsageError(
             f"{run.path} is {stored.kind_name}, and nobody works on it.",
-            hint=f"go on with it on other devices: muster resume {run.path} --devices N",
+            hint="go on with it on other devices: "
+            f"muster resume {shell_word(run.path)} --devices N",
         )
     if not answers:
         answers.append({"is_at_work": False, **_write_down(run, asked)})
@@ -82,5 +86,5 @@ def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Plac
         raise UsageError(
             f"{folder.path} had GPUs when it last ran, and this machine shows none.",
             hint="ask where it will go on, or say it then: "
-            f"muster resume {folder.path} --devices N",
+            f"muster resume {shell_word(folder.path)} --devices N",
         )

@@ -29,9 +29,9 @@ def check_code(folder: RunFolder, now: Code, *, may_change: bool) -> None:
     """
     if may_change:
         return
-    main = array_of(folder)
-    if main is not None:  # all elements must run the code that the array was sent with
-        check_same_code(read_run(main).code, now, main.path)
+    array = folder.array
+    if array is not None:  # all elements must run the code that the array was sent with
+        check_same_code(read_run(array).code, now, array.path)
     elif folder.exists() and (code := _code_of_work(folder)) is not None:
         check_same_code(code, now, folder.path)
 
@@ -80,14 +80,6 @@ def _has_ended(folder: RunFolder) -> bool:
 def _elements(folder: RunFolder) -> Iterator[RunFolder]:
     if folder.elements.is_dir():
         yield from (RunFolder(path) for path in folder.elements.iterdir() if path.name.isdigit())
-
-
-def array_of(folder: RunFolder) -> RunFolder | None:
-    """The run that ``folder`` is an element of, None for a run of its own."""
-    if folder.path.absolute().parent.name != folder.elements.name:
-        return None
-    main = RunFolder(folder.path.absolute().parent.parent)
-    return main if main.elements_json.exists() and main.exists() else None
 
 
 def move_aside(

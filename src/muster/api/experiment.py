@@ -31,9 +31,9 @@ from muster.base.codec import read_record, write_json
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
 from muster.base.journal import Journal, read_journal
 from muster.base.settings import variable
-from muster.base.shown_text import count, is_secret_name
+from muster.base.shown_text import count, is_secret_name, shell_word
 from muster.run.folder import EXPERIMENT_FILE, RunFolder
-from muster.run.session import hold, is_held
+from muster.run.session import is_held, open_run
 
 FORMAT = 1
 #: The kind of an end in the journal: the phase is done, and lacks a file that it promised.
@@ -88,7 +88,7 @@ class ExperimentFolder:
                 hint="choose another name or run_dir.",
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        with hold(RunFolder(self.path)):
+        with open_run(RunFolder(self.path)):
             places = [[list(keys), place] for keys, place in experiment.places.items()]
             asked = {
                 "format": FORMAT, "name": experiment.name, "file": str(experiment.file.absolute()),
@@ -245,7 +245,7 @@ def why_experiment(folder: ExperimentFolder) -> Why:
     found = None if run is None else why(run)
     tries = () if found is None else found.tries
     if state not in ("done", "running"):
-        tries = (*tries, f"go on with all of it: muster resume {folder.path}")
+        tries = (*tries, f"go on with all of it: muster resume {shell_word(folder.path)}")
     return Why(
         path=str(folder.path), kind="experiment", state=state, sentence=sentence, reasons=lines,
         causes=() if found is None else found.causes, log="" if found is None else found.log,

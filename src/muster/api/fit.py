@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import GangAudience
+from muster.api.gangs import GangAudience, GangPlan
 from muster.api.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from muster.train.task import Task
 
 #: What `fit` takes for its ranks, beside the settings of the training.
-_FOR_RANKS = {one.name for kind in (DeviceOptions, KeptOptions) for one in dataclasses.fields(kind)}
+_FOR_RANKS = {
+    "hosts", "hosts_python", "hosts_setup",
+    *(one.name for kind in (DeviceOptions, KeptOptions) for one in dataclasses.fields(kind)),
+}  # fmt: skip
 
 
 def fit(
@@ -59,7 +62,7 @@ def fit(
         checkpoint_interval_s: seconds between checkpoints.
         say: gets the lines that rank 0 prints.
         settings: fields of ``TrainConfig`` (``epochs=3``), ``DeviceOptions`` (``devices="cpu:2"``)
-            and ``KeptOptions`` (``restart=True``).
+            and ``KeptOptions`` (``restart=True``), or ``hosts="a,b:0-3"``.
 
     Returns:
         The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
@@ -86,14 +89,14 @@ def fit(
     topology = read_topology()
     if topology is not None:
         return train_here(job, topology, say, options, task=made)
-    plan = plan_training(job, options)
+    plan = None if options.hosts is not None else plan_training(job, options)
 
     def hear(rank: int, line: str) -> None:
         if rank == 0:
             say(line)
 
     with in_task():
-        if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
+        if isinstance(plan, GangPlan) and [slot.kind for slot in plan.slots] == ["cpu"]:
             return train_here(job, None, say, options, task=made, slot="cpu")
         done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
     if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:

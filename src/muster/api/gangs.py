@@ -21,7 +21,7 @@ from muster.api.placing import (
     wait_of,
     would_place,
 )
-from muster.api.services import check_services, run_services, told_in_queue
+from muster.api.services import Services, check_services, run_services, told_in_queue
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import UsageError
@@ -41,7 +41,7 @@ from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
-from muster.run.session import Renew, open_run
+from muster.run.session import Renew, Session, open_run
 from muster.run.state import last_word
 from muster.slurm.commands import typed_for_job
 
@@ -100,13 +100,21 @@ class GangPlan:
     def slots(self) -> tuple[Slot, ...]:
         return self.placement.slots
 
+    @property
+    def ranks(self) -> list[str]:
+        return [slot.label for slot in self.slots]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.options.num_nodes
+
     def lines(self) -> list[str]:
         """What a user should know about where the ranks run."""
-        labels = [slot.label for slot in self.slots]
+        labels = self.ranks
         shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
         many = f"{len(labels)} rank{'s' if len(labels) > 1 else ''}"
-        nodes = self.options.num_nodes
-        here = f" on each of {nodes} nodes" if nodes > 1 else ""
+        nodes, are_unlike = self.options.num_nodes, bool(self.options.ranks_of_nodes)
+        here = f" on each of {nodes} nodes" if nodes > 1 and not are_unlike else ""
         threads = f"{self.threads_per_rank} thread{'s' if self.threads_per_rank > 1 else ''} each"
         return [f"{many}{here}: {shown}, {threads}", *remarks(self.placement)]
 
@@ -125,7 +133,7 @@ def plan_gang(work: GangWork, options: GangOptions) -> GangPlan:
 
     Raises what placing raises, and UsageError inside another launcher.
     """
-    _check(options)
+    check_gang(options)
     settings, options = read_settings(), as_wanted(work.folder, options)
     inventory = discover(settings)
     placement = would_place(
@@ -157,11 +165,11 @@ def run_gang(
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         if supervisor is not None:
             stack.callback(supervisor.close)
-        _check(options)
+        check_gang(options)
         settings = read_settings()
         folder = work.folder
         # On every node: one that begins alone would wait for the others.
-        has_limits = bool(options.limits) and (options.restart or not _is_finished(work))
+        has_limits = wants_limits(work, options)
         if has_limits:
             refuse_to_begin(folder, options, requests, is_new=options.restart)
         here = as_wanted(folder, options)
@@ -195,53 +203,84 @@ def run_gang(
                 node=options.node_rank,
             )
         )  # fmt: skip
-
-        def hear_remark(line: str) -> None:
-            if line.startswith("stalled: "):
-                services.tell("stalled", line)
-            audience.warn(line)
-
         session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(work.code))
-        hear = audience.hear
         can_move = work.kind in ("train", "agent") and options.num_nodes == 1
         if can_move:
             lending.forget_other_choice()
-
-        def moves() -> bool:
-            """Whether somebody has asked for other devices, which the next start takes."""
-            lending.touch()
-            asked = session.asked() if can_move else []
-            events = [event for ask in asked for event in lending.hear(ask)]
-            wanted = [event.wanted for event in events if isinstance(event, Slots)]
-            return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(slots)
-
+        watcher = _Watcher(audience, services, lending, slots, can_move)
         many = len(slots) * options.num_nodes
         with services.limited(lambda: many) if has_limits else nullcontext():
-            ending = launch_gang(
-                supervisor, _spec(plan, work.program), hear,
-                hear_remark, session.is_cancelled, moves,
-            )  # fmt: skip
+            ending = launch_gang(supervisor, _spec(plan, work.program), watcher)
         if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
             # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
-        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v and k != "word"}
-        if ending.word.get("ending") == "restart" and not ending.stopped_by:
-            fields["starts_again"] = True
-        try:
-            session.end(**{"exit_code": 0, **fields})
-        except OSError as error:  # how it ended is known all the same
-            audience.warn(str(explain_os_error(error, "write", folder.events)))
+        note_ending(ending, session, folder, audience)
         services.is_urgent = bool(ending.stopped_by) or ending.is_moving
         if ending.is_moving or (has_moved and ending.exit_code):  # it may go back
             kept |= lending.keep()
             devices.pop_all()
         devices.close()  # others may have them while trackers get the rest
-        if ending.stall:
-            services.tell("stalled", f"{folder.path}: {ending.stall}")
-        if not ending.is_moving and ending.word.get("ending") != "restart":
-            words = ending.report[0] if ending.report else f"exit code {ending.exit_code}"
-            services.tell("ended", f"{folder.path}: {words}", ending.exit_code)
+        tell_ending(ending, services)
         return ending
+
+
+def wants_limits(work: GangWork, options: GangOptions) -> bool:
+    """Whether a start is to keep the limits of the run."""
+    return bool(options.limits) and (options.restart or not _is_finished(work))
+
+
+def note_ending(
+    ending: GangEnding, session: Session, folder: RunFolder, audience: GangAudience
+) -> None:
+    """Write down in the run's journal how a start ended."""
+    values = dataclasses.asdict(ending)
+    fields = {k: v for k, v in values.items() if v and k not in ("word", "ends")}
+    if ending.word.get("ending") == "restart" and not ending.stopped_by:
+        fields["starts_again"] = True
+    try:
+        session.end(**{"exit_code": 0, **fields})
+    except OSError as error:  # how it ended is known all the same
+        audience.warn(str(explain_os_error(error, "write", folder.events)))
+
+
+def tell_ending(ending: GangEnding, services: Services) -> None:
+    """Send it to those whom ``--notify`` names, unless the run goes on at once."""
+    path = services.folder.path
+    if ending.stall:
+        services.tell("stalled", f"{path}: {ending.stall}")
+    if not ending.is_moving and ending.word.get("ending") != "restart":
+        words = ending.report[0] if ending.report else f"exit code {ending.exit_code}"
+        services.tell("ended", f"{path}: {words}", ending.exit_code)
+
+
+@dataclass(frozen=True)
+class _Watcher:
+    """What the launcher tells while the ranks work, and what others want of them."""
+
+    audience: GangAudience
+    services: Services
+    lending: Lending
+    slots: tuple[SlotSpec, ...]
+    can_move: bool
+
+    def hear(self, rank: int, line: str) -> None:
+        self.audience.hear(rank, line)
+
+    def say(self, line: str) -> None:
+        if line.startswith("stalled: "):
+            self.services.tell("stalled", line)
+        self.audience.warn(line)
+
+    def is_cancelled(self) -> bool:
+        return self.services.session.is_cancelled()
+
+    def moves(self) -> bool:
+        """Whether somebody has asked for other devices, which the next start takes."""
+        self.lending.touch()
+        asked = self.services.session.asked() if self.can_move else []
+        events = [event for ask in asked for event in self.lending.hear(ask)]
+        wanted = [event.wanted for event in events if isinstance(event, Slots)]
+        return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(self.slots)
 
 
 def _is_finished(work: GangWork) -> bool:
@@ -270,6 +309,7 @@ def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
         restart_on=options.restart_on,
         start=plan.start,
         num_nodes=options.num_nodes,
+        ranks_of_nodes=options.ranks_of_nodes,
         min_nodes=options.min_nodes,
         node_rank=options.node_rank,
         master_addr=options.master_addr or "127.0.0.1",
@@ -340,7 +380,7 @@ def _take(
     )
 
 
-def _check(options: GangOptions) -> None:
+def check_gang(options: GangOptions) -> None:
     """Refuse what needs no look at devices or folders; a dry run does as well."""
     here = read_topology()
     if here is not None:

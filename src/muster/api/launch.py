@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from muster.api.earlier_work import move_aside
-from muster.api.housekeeping import Housekeeping, Rehearsal
+from muster.api.housekeeping import Housekeeping
 from muster.api.lending import Lending
 from muster.api.options import SearchOptions, SweepOptions, options_of_call
 from muster.api.placing import (
@@ -25,10 +25,16 @@ from muster.api.placing import (
     take_devices,
     would_take,
 )
-from muster.api.plans import check_same_plan, choose_folder, refuse_past_limits, renewal
+from muster.api.plans import (
+    check_same_plan,
+    choose_folder,
+    is_done,
+    refuse_past_limits,
+    renewal,
+)
 from muster.api.recipe import Recipe
+from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run
-from muster.api.search import search_of_command, search_of_function
 from muster.api.services import Services, check_services, run_services, told_in_queue
 from muster.api.workload import (
     Workload,
@@ -48,15 +54,17 @@ from muster.devices.placement import Placement
 from muster.farm.decisions import Policy, RetryPolicy
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.table import make_executor
-from muster.farm.plan import Ending, Hooks
+from muster.farm.plan import Ending
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
 from muster.farm.work import Work, work_off
 from muster.run.folder import RunFolder
-from muster.run.record import own_id, plain_options, read_run
+from muster.run.record import plain_options, read_run
 from muster.run.session import open_run
 
+#: Ray's calls take some milliseconds each way, and more where its nodes are busy.
+_LEAD_ON_RAY_S = 0.15
 _LEAD_ON_FILES_S = 0.3
 
 Show = Callable[[RunView], None]
@@ -121,13 +129,15 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
     _check(workload, options)
-    options = on_hosts(options)
     settings = read_settings()
     folder = choose_folder(workload, options)
+    placed = on_hosts(options, is_needed=options.restart or not is_done(folder, workload))
+    if placed.cluster.hosts is not None:
+        options = placed
     workload = in_folder(workload, folder)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         refuse_past_limits(folder, workload, options, requests)
-        chosen = as_wanted(folder, options)
+        chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):
             placement, leases = take_devices(chosen, folder.name, settings, audience.say)
             slots = slots_of(placement, chosen)
@@ -147,29 +157,19 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             audience.warn(line)
         for line in placement_lines(placement, options):
             audience.say(line)
-        if own_id(folder).is_new_copy:
+        if session.folder_id.is_new_copy:
             audience.say(f"{folder.path} is a copy, or was moved: it goes on as a run of its own.")
-        views: list[RunView] = []
         services = stack.enter_context(
             run_services(folder, options, session, requests, settings, lending.uuids, audience.warn)
         )
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
-        housekeeping = Housekeeping(
-            folder, session, options, settings, slots, SystemClock(), requests, rehearsal, lending,
-        )  # fmt: skip
-        hooks = Hooks(
-            show=partial(_show_and_keep, audience.show, views, services),
-            requests=housekeeping.requests,
-            housekeeping=housekeeping.do,
-            clock=housekeeping.clock,
-            asked=housekeeping.asked,
-        )
+        beside = Housekeeping(services, options, settings, lending, rehearsal, audience.show)
         say = _say_nothing if workload.is_map else audience.say
         work = _work(workload, options, folder, slots, settings)
         rate = _gpus_per_worker(options, slots)
-        with services.limited(lambda: rate * _num_at_work(views[-1:])):
-            ending = work_off(work, hooks, session, say=say, beside=housekeeping)
+        with services.limited(lambda: rate * beside.num_at_work()):
+            ending = work_off(work, beside, session, say=say)
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
         devices.close()  # others may have them while the table or the output is written
@@ -186,14 +186,6 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     return run
 
 
-def _show_and_keep(show: Show, views: list[RunView], services: Services, view: RunView) -> None:
-    """``views``: the first one, which has what earlier starts have left, and the last."""
-    views[1:] = [view]
-    if view.num_failed > views[0].num_failed:
-        services.tell("failure", f"{view.name}: the first task has failed")
-    show(view)
-
-
 def _tell_of_end(services: Services, run: Run, ending: Ending, code: int) -> None:
     if run.folder.whole != run.path and run.folder.published_json.exists():
         if not ending.stop_signal:
@@ -202,12 +194,6 @@ def _tell_of_end(services: Services, run: Run, ending: Ending, code: int) -> Non
     counts = ", ".join(f"{n:,} {state.name.lower()}" for state, n in ending.counts.items() if n)
     text = f"{run.folder.whole}: {counts or 'nothing to do'}; exit code {code}"
     services.tell(*(("paused", ending.paused) if ending.paused else ("ended", text)), code)
-
-
-def _num_at_work(views: Sequence[RunView]) -> int:
-    """The workers that hold their devices; those that start may wait in a queue."""
-    lines = [line for view in views for line in view.workers]
-    return sum(line.state in ("running", "idle", "ending") for line in lines)
 
 
 def _check(workload: Workload, options: SweepOptions) -> None:
@@ -257,9 +243,13 @@ def policy_of(
     if options.executor == "slurm":
         # Files on a shared folder take their time: more is kept ready in a worker.
         lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
+    max_lead = Policy.max_lead
+    if options.executor == "ray":
+        lead_s, max_lead = _LEAD_ON_RAY_S, 4 * max_lead
     policy = Policy(
-        retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
-    )
+        retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going,
+        lead_s=lead_s, max_lead=max_lead,
+    )  # fmt: skip
     # A search chooses a task when a worker is free for it, with all that is known by then.
     return dataclasses.replace(policy, asks_ahead=False, max_lead=1) if is_search else policy
 
@@ -278,10 +268,12 @@ def _unusable(folder: RunFolder, ending: Ending, options: SweepOptions) -> Muste
     """Why nobody is left to do what is left; None where somebody is, or nothing is left."""
     ended = sum(n for state, n in ending.counts.items() if state.is_final)
     if ending.unusable and ended < sum(ending.counts.values()):
+        took_too_much = options.memory_mib is not None and "(--memory)" in ending.unusable
+        how = " with a higher --memory" if took_too_much else ""
         return SetupError(
             f"No worker is left to run tasks: {ending.unusable}",
             hint=f"see {_where_to_look(folder, options)}; everything finished is saved, so run the "
-            "same command again.",
+            f"same command again{how}.",
         )
     return None
 
@@ -301,6 +293,7 @@ def sweep(
     rows: Iterable[Mapping[str, Any]] | None = None,
     seeds: int | Iterable[int] | None = None,
     seed_offset: int = 0,
+    priority_column: str = "",
     config: Any = None,
     shell: bool = False,
     metrics_from: str = "",
@@ -318,6 +311,8 @@ def sweep(
         rows: parameter sets one by one.
         seeds: a number of seeds from 0, or the seeds themselves; a task gets its ``seed``.
         seed_offset: added to every seed.
+        priority_column: a name in ``rows`` that is no parameter: those with higher numbers begin
+            first, 0 is that of rows without it.
         config: a recipe's configuration; its defaults without one.
         shell: hand a command to ``sh -c``.
         metrics_from: where a command that logs nothing has its numbers over time:
@@ -350,9 +345,12 @@ def sweep(
     search.check_used()
     made = search.limiting(made)
     space = Space.from_values(
-        grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset
-    )
+        grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset,
+        priority_column=priority_column,
+    )  # fmt: skip
     if search.is_search:
+        from muster.api.search import search_of_command, search_of_function
+
         if grid or zipped or rows is not None or config is not None:
             raise UsageError(
                 "A search chooses its settings: grid, zipped, rows and config have no place in it.",

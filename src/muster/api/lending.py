@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from muster.api.host_memory import tasks_that_fit
 from muster.api.options import SweepOptions
 from muster.api.placing import (
     Wanted,
@@ -23,6 +24,7 @@ from muster.api.placing import (
 from muster.base.codec import write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
 from muster.base.settings import Settings
+from muster.base.shown_text import shell_word, shown_mib
 from muster.devices.device_request import (
     MOST_CPU_WORKERS,
     DeviceRequest,
@@ -101,6 +103,7 @@ class Lending:
                     f"{', '.join(self._labels(wanted))}, which gets no tasks: it is in quarantine.",
                     hint="keep another device, or take one more first: --add 1.",
                 )
+            self._check_memory(wanted)
             self._wanted = wanted
             self._write()
         except (MusterError, OSError, ValueError, TypeError, OverflowError) as error:
@@ -159,7 +162,7 @@ class Lending:
                 f"The workers of {self._folder.path} are on {self._options.executor}, which gives "
                 "them their devices.",
                 hint=f"end the run, and go on with another number of workers: "
-                f"muster resume {self._folder.path} --workers N",
+                f"muster resume {shell_word(self._folder.path)} --workers N",
             )
         if "only" in what:
             text = str(what["only"])
@@ -175,6 +178,19 @@ class Lending:
         if word == "release":
             return self._without(num_groups, view)
         return self._with_more(num_groups) if self._is_gpu else self._with_cpus(num_groups)
+
+    def _check_memory(self, wanted: Sequence[str]) -> None:
+        """UsageError where the workers of these devices would hold more than the machine has."""
+        is_more = not set(wanted) <= set(self._wanted)
+        if not is_more or (most := tasks_that_fit(self._options.memory_mib)) is None:
+            return
+        by_key = self._by_key()
+        if (count := sum(len(by_key[key]) for key in wanted)) > most:
+            raise UsageError(
+                f"{count} workers do not fit: the memory of this machine has room for {most}, at "
+                f"{shown_mib(self._options.memory_mib or 0)} for each task (--memory).",
+                hint="ask for fewer.",
+            )
 
     @property
     def _group(self) -> int:

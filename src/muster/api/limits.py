@@ -25,6 +25,7 @@ from muster.base.signals import Requests
 from muster.monitor.files import last_rows
 from muster.monitor.sample import Row
 from muster.run.folder import RunFolder
+from muster.run.record import read_run
 from muster.run.session import Session
 
 _TURN_S, _TAKEN_S = 0.5, 0.02
@@ -300,12 +301,9 @@ def _reached(options: LimitOptions, hours: float, began_s: float) -> Reached | N
 
 
 def _hint(folder: RunFolder, found: Reached) -> str:
-    from muster.api.runs import Run  # both know the options from here
-    from muster.api.why import how_it_goes_on
-
     how = "the same command"
     with contextlib.suppress(MusterError):
-        how = how_it_goes_on(Run(folder.path)) if folder.exists() else how
+        how = read_run(folder).how_it_goes_on(folder) if folder.exists() else how
     return f"To go on{found.more}: {how}"
 
 

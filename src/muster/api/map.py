@@ -13,10 +13,10 @@ from typing import Any
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.limits import refuse_to_begin
+from muster.api.map_growing import CopyingAhead, Growing
 from muster.api.map_job import MapJob, Mapped, open_source, workload_of
 from muster.api.map_progress import ProgressCurve, RecordCount
 from muster.api.map_publish import (
-    Growing,
     Published,
     Tally,
     check_balance,
@@ -33,24 +33,24 @@ from muster.api.options import MapSettings, SweepOptions, options_of_call
 from muster.api.placing import hand_on, would_take
 from muster.api.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
-from muster.base.errors import PlanMismatchError
+from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.base.target import refuse_while_imported
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement
-from muster.farm.canonical import name_with_hash
 from muster.farm.plan import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
+from muster.pipeline.sinks.merge import Ahead, sweep
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
 from muster.plan.prices import PriceList, read_prices
 from muster.plan.units import Figure, Seconds
-from muster.run.folder import RunFolder, default_root
+from muster.run.folder import RunFolder, folder_for
 from muster.run.record import read_run
 
 #: What is tried again in a map are records, not tasks.
@@ -132,6 +132,11 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
     check_not_input(job)
+    if options.memory_mib is not None:
+        raise UsageError(
+            "memory_mib has no effect on a map, whose chunks go on with other workers.",
+            hint="max_worker_memory_mib replaces a worker that holds more, between two batches.",
+        )
     if options.restart:
         with listening() as requests:
             refuse_to_begin(folder, options, requests, is_new=True)
@@ -190,7 +195,7 @@ def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
     if options.run_dir is not None:
         return RunFolder(options.run_dir)
     digest = hashlib.blake2b(str(job.output.path.absolute()).encode(), digest_size=16).hexdigest()
-    return RunFolder(default_root() / name_with_hash(options.name or f"map-{job.name}", digest))
+    return folder_for(options.name or f"map-{job.name}", digest)
 
 
 def preview(job: MapJob, options: SweepOptions) -> MapPreview:
@@ -232,12 +237,16 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     count = RecordCount(sum(shards), counts.num_in, counts.num_rejected)
     curve = ProgressCurve(folder, count, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
+    serves = growing is None and Ahead.serves(job.output)
+    copying = CopyingAhead(folder, job.output, shards) if serves else None
 
     def show(view: RunView) -> None:
         audience.show(count.of(view))
         curve.look()
         if growing is not None:
             growing.look(view)
+        if copying is not None:
+            copying.look(view)
 
     def finish(folder: RunFolder, ending: Ending) -> None:
         nonlocal counts, published
@@ -248,7 +257,9 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         if is_done:
             audience.say("writing the output")
             check_balance(folder, shards)
-            published = publish(folder, job, source, counts, growing)
+            ahead = None if copying is None else copying.end()
+            appender = None if growing is None else growing.appender
+            published = publish(folder, job, source, counts, appender, ahead)
         ending.is_lacking = published is None or bool(counts.num_rejected)
         if growing is not None:
             growing.close()
@@ -260,7 +271,11 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         export_interval_s=_NEVER_S,
     )
     workload = dataclasses.replace(workload, finish=finish)
-    run = run_workload(workload, how, dataclasses.replace(audience, show=show))
+    try:
+        run = run_workload(workload, how, dataclasses.replace(audience, show=show))
+    finally:
+        if copying is not None:
+            copying.end().discard()
     assert run.ending is not None
     numbers = dict(count.last.numbers) if count.last is not None else {}
     seconds = time.monotonic() - began
@@ -330,12 +345,20 @@ def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | N
 def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
     """``--restart``: put the run aside; the new one may replace its output, but nobody else's.
 
-    What an unfinished ``--unordered`` has left goes before the rename: a kill between the two
-    leaves the old run, which makes it again from its chunks.
+    What an unfinished run has left beside its output goes before the rename: a kill between the
+    two leaves the old run, which makes it again from its chunks.
     """
     if not job.settings.overwrite:
         check_output(folder, job.output, overwrite=False)
-    move_aside(folder, "map", audience.say, first=lambda: discard(job.output))
+
+    def clean() -> None:
+        discard(job.output)
+        if folder.exists():
+            before = read_run(folder).fixed.get("output")
+            if isinstance(before, str):
+                sweep(Path(before))
+
+    move_aside(folder, "map", audience.say, first=clean)
 
 
 def cost_line(

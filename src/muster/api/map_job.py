@@ -27,6 +27,7 @@ from muster.pipeline.sources.table import InputOptions, changes, identity, open_
 from muster.pipeline.stages import StageSpec
 from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder
+from muster.run.record import read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +116,10 @@ def open_source(job: MapJob, folder: Path) -> Source:
     return source
 
 
-def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed(job: MapJob, described: Mapping[str, Any], home: RunFolder) -> dict[str, Any]:
     """What may not change between two commands on one run folder."""
     stages = [dict(stage.values) for stage in job.stages]
-    return {
+    fixed = {
         "stages": [stage.name for stage in job.stages],
         "flags": as_read_back(stages),
         "input": as_read_back(identity(described)),
@@ -127,6 +128,28 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
         "unordered": job.settings.unordered,
         "chunk_rows": job.settings.chunk_rows,
     }
+    if home.exists():
+        _name_as_before(fixed, read_run(home).fixed, home)
+    return fixed
+
+
+def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunFolder) -> None:
+    """Call the files of stages in the run folder what an earlier start called them: the folder may
+    have been moved since. Whether they are still the same, their sizes and hashes tell.
+    """
+    whole = home.whole.absolute()
+
+    def name(path: str, known: Any) -> str:
+        if Path(path).is_relative_to(whole):
+            tail = f"/{Path(path).relative_to(whole).as_posix()}"
+            return known if isinstance(known, str) and known.endswith(tail) else path
+        return path
+
+    fixed["output"] = name(fixed["output"], before.get("output"))
+    described = before.get("input")
+    files = described.get("files") if isinstance(described, Mapping) else None
+    for file, known in zip(fixed["input"]["files"], files or [], strict=False):
+        file["path"] = name(file["path"], known.get("path"))
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -169,7 +192,7 @@ def _plan_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder
 
 def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
     """``home``: the folder of the run."""
-    fixed, plan = _fixed(job, source.describe()), _plan_of(job, options, source, home)
+    fixed, plan = _fixed(job, source.describe(), home), _plan_of(job, options, source, home)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         make = payload_and_key(_TARGET.name)

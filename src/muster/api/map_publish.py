@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
-from muster.farm.view import RunView
+from muster.pipeline.sinks.apart import apart
 from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sinks.merge import merge, repeated_ids
+from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge
 from muster.pipeline.sinks.parts import Part
-from muster.pipeline.sinks.unordered import Appender, check_growable
+from muster.pipeline.sinks.unordered import Appender
 from muster.pipeline.sources.files import find_files
 from muster.pipeline.sources.source import Source
 from muster.run.folder import RunFolder
@@ -126,7 +125,12 @@ def check_balance(
 
 
 def publish(
-    folder: RunFolder, job: MapJob, source: Source, counts: Tally, growing: Growing | None = None
+    folder: RunFolder,
+    job: MapJob,
+    source: Source,
+    counts: Tally,
+    appender: Appender | None = None,
+    ahead: Ahead | None = None,
 ) -> Published:
     """Write the output, note what it is, and only then remove the chunks' files."""
     sink, parts = with_columns(folder, job.output), parts_of(folder)
@@ -135,13 +139,14 @@ def publish(
     # A kill must never leave an output that this run does not know as its own: the permission is
     # written before the rename and removed after the record is written, and the chunks go last.
     allow_output(folder, sink)
-    if growing is None:
-        merged = merge(parts, sink, errors=folder.errors_jsonl)
+    if appender is None:
+        merged = merge(parts, sink, errors=folder.errors_jsonl, ahead=ahead)
     else:
-        growing.add_all()
-        merged = growing.appender.finish(parts, errors=folder.errors_jsonl)
-        parts = growing.appender.in_order(parts)
-    repeated = repeated_ids(parts) if _may_repeat_ids(folder, job, source) else None
+        for part in parts:
+            appender.add(part)
+        merged = appender.finish(parts, errors=folder.errors_jsonl)
+        parts = appender.in_order(parts)
+    repeated = apart(find_repeated_ids, parts) if _may_repeat_ids(folder, job, source) else None
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),
@@ -290,53 +295,10 @@ def _is_half_published(folder: RunFolder, path: Path) -> bool:
     """Whether this run was killed while it wrote that output: it may be there or not yet."""
     if not folder.publishing_json.exists():
         return False
+    if path.absolute().is_relative_to(folder.path.absolute()):
+        return True  # of a stage, in a folder that may have been moved since
     record = read_record(folder.publishing_json, "publishing.json", {"output": str})
     return bool(record["output"] == str(path.absolute()))
-
-
-_EVERY_S = 2.0
-
-
-class Growing:
-    """``--unordered``: every few seconds, append newly finished chunks to the output.
-
-    Only what is committed is appended, so that the output never holds a chunk that is done again.
-    """
-
-    def __init__(self, folder: RunFolder, sink: SinkSpec) -> None:
-        check_growable(sink)
-        self._sink = sink
-        self._appender: Appender | None = None
-        self._folder = folder
-        self._due_s = 0.0
-        self._num_done = -1
-
-    @property
-    def appender(self) -> Appender:
-        """What appends to the output. It is opened at the first use, which must be under the run's
-        lock: opening it cuts off what another has written only in part.
-        """
-        if self._appender is None:
-            self._appender = Appender(self._sink)
-        return self._appender
-
-    def close(self) -> None:
-        if self._appender is not None:
-            self._appender.close()
-
-    def look(self, view: RunView) -> None:
-        """Append new chunks; called with every view of the run."""
-        now = time.monotonic()
-        if now < self._due_s or view.num_done == self._num_done:
-            return
-        self._num_done = view.num_done
-        self.add_all()
-        # Reading the ledger takes longer the more chunks there are: a tenth of the time at most.
-        self._due_s = time.monotonic() + max(_EVERY_S, 10 * (time.monotonic() - now))
-
-    def add_all(self) -> None:
-        for part in parts_of(self._folder):
-            self.appender.add(part)
 
 
 # ---------------------------------------------------------------------- whether it adds up

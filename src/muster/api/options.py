@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from muster.api.notify import read_place
 from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
-from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.gang.spec import Start
+from muster.hosts.names import parse_hosts
 from muster.monitor.recorder import check_interval
 from muster.search.spec import SamplerName
 from muster.slurm.request import JobRequest
@@ -163,6 +165,14 @@ class SweepOptions(DeviceOptions, KeptOptions):
         float | None, Flag(name="timeout", metavar="TIME", read=parse_duration)
     ] = None
     """Kill a task, with its process group, after this time: 90, 30m, 2h."""
+    memory_mib: Annotated[
+        float | None,
+        Flag(
+            name="memory", metavar="SIZE", read=parse_memory_mib, engines=("local", "slurm", "ray")
+        ),
+    ] = None
+    """What a task may hold of the host's memory, with all that it starts: 12G, 900M. One that takes
+    more is killed and fails, and no more tasks run at once than have that much."""
     keep_going: bool = False
     """Go on although the first tasks all fail in the same way."""
     name: str | None = None
@@ -193,6 +203,8 @@ class SweepOptions(DeviceOptions, KeptOptions):
             _check_least(name, getattr(self, name), least)
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
+        if self.memory_mib is not None:
+            self._check_memory(self.memory_mib)
         if self.export_interval_s <= 0:
             raise UsageError(f"--export-interval {self.export_interval_s} is not a time.")
         check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
@@ -202,6 +214,21 @@ class SweepOptions(DeviceOptions, KeptOptions):
             )
         self.check_devices()
         self.check_kept()
+
+    def _check_memory(self, most_mib: float) -> None:
+        """UsageError for a limit that cannot be kept; a cluster is asked for as much."""
+        if self.executor not in ("local", *CLUSTERS):
+            raise UsageError(
+                f"--memory has no effect with --on {self.executor}, where no other process could "
+                "end a task.",
+                hint="drop it, or run on this machine, SLURM or Ray.",
+            )
+        if not 1 <= most_mib < 1 << 40:
+            raise UsageError(f"--memory {most_mib:g} MiB is not an amount.", hint="write 12G.")
+        if sys.platform != "linux":
+            raise UsageError("--memory needs Linux, which tells what processes hold.")
+        if self.executor in CLUSTERS:
+            object.__setattr__(self, "cluster", self.cluster.with_memory(most_mib))
 
 
 #: A search ends by them, and any other run pauses.
@@ -347,10 +374,22 @@ class GangOptions(DeviceOptions, KeptOptions):
     """Where node 0 is. Default: MASTER_ADDR of the environment."""
     master_port: Annotated[int | None, Flag(metavar="PORT", engines=_LOCAL)] = None
     """A free port on node 0; the same on all nodes. Default: MASTER_PORT of the environment."""
+    hosts: Annotated[
+        str | None, Flag(metavar="a,b:0-3|@FILE", chooses="the devices", engines=_LOCAL)
+    ] = None
+    """Run on these machines, reached by SSH, each a node: a rank on each GPU. HOST:0-3 chooses
+    GPUs, HOST:cpu:4 ranks on its CPU; localhost is this machine. See docs/howto/hosts.md."""
+    hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_LOCAL)] = None
+    """With --hosts: the Python there that has Muster, where it is not where it is here."""
+    hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_LOCAL)] = ()
+    """With --hosts: a line of bash that each host runs before Python is looked for, such as
+    'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
+    ranks_of_nodes: Annotated[tuple[int, ...], Flag(is_hidden=True)] = ()
     slurm: Annotated[JobRequest | None, Flag(is_hidden=True)] = None
 
     def __post_init__(self) -> None:
         self.check_devices()
+        self._check_hosts()
         if self.wait_s and self.num_nodes > 1:
             raise UsageError(
                 f"--wait waits in the queue of one machine, and --nodes {self.num_nodes} needs its "
@@ -375,8 +414,11 @@ class GangOptions(DeviceOptions, KeptOptions):
                 f"--node-rank {self.node_rank} is not below --nodes {self.num_nodes}.",
                 hint="nodes are numbered from 0.",
             )
-        if self.min_nodes is not None and not 1 <= self.min_nodes <= self.num_nodes:
-            raise UsageError(f"--min-nodes {self.min_nodes} is not between 1 and --nodes.")
+        num_nodes, of = self.num_nodes, "--nodes"
+        if self.hosts is not None:
+            num_nodes, of = len(parse_hosts(self.hosts)), "the number of hosts"
+        if self.min_nodes is not None and not 1 <= self.min_nodes <= num_nodes:
+            raise UsageError(f"--min-nodes {self.min_nodes} is not between 1 and {of}.")
         if self.num_nodes > 1 and (self.master_addr is None or self.master_port is None):
             raise UsageError(
                 f"--nodes {self.num_nodes} needs a place to meet.",
@@ -387,6 +429,37 @@ class GangOptions(DeviceOptions, KeptOptions):
             raise UsageError(
                 "--restart moves the run folder aside, which other nodes may be using already.",
                 hint="choose another --run-dir, the same on all nodes.",
+            )
+
+    def _check_hosts(self) -> None:
+        if self.hosts is None:
+            for name in (n for n in ("hosts_python", "hosts_setup") if getattr(self, n)):
+                flag = "setup" if name == "hosts_setup" else "hosts-python"
+                raise UsageError(f"--{flag} has no effect without --hosts.")
+            return
+        parse_hosts(self.hosts)
+        if self.executor != "local" or self.slurm is not None:
+            raise UsageError(
+                "--hosts has no effect with --on slurm, which chooses the nodes.",
+                hint="give one of them.",
+            )
+        if self.num_nodes > 1 or self.node_rank:
+            raise UsageError(
+                "--hosts starts all nodes from here, and --nodes is for starting each by hand.",
+                hint="give one of them.",
+            )
+        given = {"devices": self.devices != "auto", "gpu-ids": self.gpu_ids is not None,
+                 "max-gpus": self.max_gpus is not None,
+                 "nproc-per-node": self.num_ranks is not None}  # fmt: skip
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(
+                f"--{name} chooses devices of this machine, and --hosts those of others.",
+                hint="name the GPUs of each host (a:0-3), or ranks on its CPU (a:cpu:4).",
+            )
+        if self.wait_s:
+            raise UsageError(
+                "--wait waits in the queue of one machine, and --hosts needs several at once.",
+                hint="drop it.",
             )
 
     @property

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from muster.api.host_memory import tasks_that_fit, with_memory
 from muster.api.options import DeviceOptions, GangOptions, SweepOptions
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as
 from muster.base.errors import PlacementError, UsageError
-from muster.base.processes import family, lineage
+from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease
-from muster.devices.packing import CONTEXT_MIB, MemorySampler, workers_that_fit
+from muster.devices.packing import MOST_PER_GPU
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
@@ -28,12 +29,9 @@ from muster.devices.placement import (
     place,
 )
 from muster.devices.waiting import Wait, lease_in_turn, not_free
-from muster.farm.events import Capacity, Event
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.ray_hosts import Node, ask_hosts
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
-from muster.farm.view import RunView, WorkerLine
 from muster.run.folder import RunFolder
 from muster.run.session import open_run
 from muster.slurm.request import with_defaults
@@ -123,7 +121,7 @@ def take_devices(
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
-    return lease_in_turn(
+    placement, leases = lease_in_turn(
         device_request(options),
         settings,
         per_gpu=partial(per_gpu_of, options),
@@ -132,6 +130,18 @@ def take_devices(
         run_name=run_name,
         wait=wait_of(options, say),
     )
+    try:  # after the wait, when others may have given memory back
+        most = tasks_that_fit(options.memory_mib)
+    except UsageError:
+        for lease in leases:
+            lease.release()
+        raise
+    placement = with_memory(placement, most, options.memory_mib, settings.cpu_count)
+    used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
+    for lease in leases:
+        if lease.uuid not in used:
+            lease.release()
+    return placement, [lease for lease in leases if lease.uuid in used]
 
 
 def wait_of(options: DeviceOptions, say: Callable[[str], None]) -> Wait:
@@ -144,7 +154,7 @@ def would_take(options: SweepOptions, settings: Settings, *, now: bool = False) 
     if options.executor in CLUSTERS:
         return _on_cluster(options)
     inventory = discover(settings)
-    return would_place(
+    placement = would_place(
         device_request(options),
         inventory,
         settings,
@@ -154,6 +164,8 @@ def would_take(options: SweepOptions, settings: Settings, *, now: bool = False) 
         waits=options.wait_s > 0,
         now=now,
     )
+    most = tasks_that_fit(options.memory_mib)
+    return with_memory(placement, most, options.memory_mib, settings.cpu_count)
 
 
 def would_place(
@@ -195,9 +207,9 @@ def would_place(
 def _on_cluster(options: SweepOptions) -> Placement:
     """A slot for each worker; which devices it has is known only where it runs."""
     _refuse_local(options)
-    request, nodes = options.cluster, list[Node]()
+    request, notes = options.cluster, tuple[str, ...]()
     if request.hosts is not None:
-        request, nodes = ask_hosts(request)
+        request, notes = _ask_hosts(request)
     on_ray = options.executor == "ray"
     num_threads = request.cores_per_actor if on_ray else request.cores_per_job
     return Placement(
@@ -211,18 +223,31 @@ def _on_cluster(options: SweepOptions) -> Placement:
             )
             for number in range(request.num_workers)
         ),
-        notes=tuple(node.shown for node in nodes),
+        notes=notes,
     )
 
 
-def on_hosts(options: SweepOptions) -> SweepOptions:
+def on_hosts(options: SweepOptions, *, is_needed: bool = True) -> SweepOptions:
     """The options with the workers that ``--hosts`` has room for; all others as they are.
 
+    Where nothing is to be done (not ``is_needed``), no host is touched and none is named.
     Raises SetupError for a host that cannot be used.
     """
-    if options.cluster.hosts is None:
+    cluster = options.cluster
+    if cluster.hosts is None:
         return options
-    return dataclasses.replace(options, cluster=ask_hosts(options.cluster)[0])
+    if not is_needed:
+        nowhere = dataclasses.replace(cluster, hosts=None, hosts_python=None, hosts_setup=())
+        return dataclasses.replace(options, cluster=nowhere)
+    return dataclasses.replace(options, cluster=_ask_hosts(cluster)[0])
+
+
+def _ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, tuple[str, ...]]:
+    """The request with the workers that its hosts have room for, and a line about each host."""
+    from muster.farm.executors.ray_hosts import ask_hosts  # the fewest sweeps have hosts
+
+    request, nodes = ask_hosts(request)
+    return request, tuple(node.shown for node in nodes)
 
 
 def _refuse_local(options: SweepOptions) -> None:
@@ -250,7 +275,7 @@ def per_gpu_of(options: SweepOptions, inventory: Inventory) -> int:
         return options.per_gpu
     modes = {device.compute_mode for device in inventory.devices}
     can_share = inventory.has_mps or "exclusive process" not in modes
-    return PerGpuAuto.CAP if can_share else 1
+    return MOST_PER_GPU if can_share else 1
 
 
 def gpus_per_worker(options: Mapping[str, Any], *, has_gpus: bool) -> float:
@@ -286,7 +311,8 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
     if len(labels) < len(placement.slots):
-        lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
+        most = max(Counter(slot.device_uuids for slot in placement.slots).values())
+        lines[0] += f", then up to {most} on each as memory allows"
     if options.executor == "slurm":
         lines.append(_asked_of_slurm(options.cluster))
     return lines + remarks(placement)
@@ -319,90 +345,8 @@ def slots_of(placement: Placement, options: SweepOptions) -> tuple[SlotSpec, ...
             visible_devices=slot.visible_devices,
             num_threads=slot.num_threads,
             memory_mib=slot.memory_mib,
+            most_host_mib=options.memory_mib,
             num_sharing=sharing[slot.device_uuids] if slot.device_uuids and is_shared else 1,
         )
         for slot in placement.slots
     )
-
-
-class PerGpuAuto:
-    """Starts with one worker per GPU; after finished tasks grows to what their peaks allow.
-
-    What a worker holds is what the driver lists for its processes, or what its tasks report of
-    torch's memory with a context beside it, whichever is more: in some containers the driver lists
-    no processes. After a task that found no memory beside others its GPU has one worker fewer for
-    the rest of the run; one that was alone there says nothing about how many fit.
-    """
-
-    CAP = 8
-
-    def __init__(self, settings: Settings, slots: tuple[SlotSpec, ...]) -> None:
-        self._sampler = MemorySampler(settings)
-        self._shares: dict[str, list[SlotSpec]] = {}
-        self._totals = {
-            device.uuid: device.memory_total_mib for device in discover(settings).devices
-        }
-        self._others: dict[str, int] = {}
-        self._allowed: dict[str, int] = {}
-        self._most: dict[str, int] = {}
-        self._num_oom: dict[str, int] = {}
-        self._peaks: dict[str, int] = {}
-        self.take(slots)
-
-    def take(self, slots: Iterable[SlotSpec]) -> None:
-        """Look after the devices of these slots as well."""
-        new: dict[str, list[SlotSpec]] = {}
-        for slot in slots:
-            new.setdefault(slot.device_key, []).append(slot)
-        for key, shares in new.items():
-            self._shares[key] = shares
-            self._others[key] = self._sampler.in_use(shares[0].devices) or 0
-            self._most[key] = len(shares)
-            self._allowed[key] = self._num_oom[key] = self._peaks[key] = 0
-
-    def sample(self, view: RunView) -> list[Event]:
-        """Events that set new limits, where the peaks allow more workers or force fewer."""
-        lines = {line.slot: line for line in view.workers}
-        events: list[Event] = []
-        for key, slots in self._shares.items():
-            shown = [lines[slot.label] for slot in slots if slot.label in lines]
-            now = self._fitting(key, slots[0].devices, shown)
-            if now != self._allowed[key]:
-                self._allowed[key] = now
-                events.append(Capacity(key, now))
-        return events
-
-    def _fitting(self, key: str, uuids: Sequence[str], lines: Sequence[WorkerLine]) -> int:
-        held = {line.slot: self._sampler.used_by(_family(line), uuids) or 0 for line in lines}
-        # A slot that was taken since the view was made has no line in it.
-        self._peaks[key] = max([self._peaks[key], *map(_known_mib, lines), *held.values()])
-        current = max(1, self._allowed[key])
-        num_oom = sum(line.num_oom for line in lines)
-        if num_oom > self._num_oom[key]:
-            self._most[key] = max(1, current - (num_oom - self._num_oom[key]))
-            self._num_oom[key] = num_oom
-        if current == 1 and not any(line.num_ended for line in lines):
-            return 1
-        in_use = self._sampler.in_use(uuids)
-        if in_use is not None:
-            alive = [line for line in lines if line.pid is not None]
-            ours = sum(held.values()) or sum(map(_known_mib, alive))
-            self._others[key] = max(0, in_use - ours)
-        totals = [self._totals.get(uuid) for uuid in uuids]
-        known = [total for total in totals if total is not None]
-        return workers_that_fit(
-            peaks_mib=[self._peaks[key]],
-            total_mib=sum(known) if len(known) == len(uuids) else None,
-            others_mib=self._others[key],
-            current=current,
-            cap=self._most[key],
-        )
-
-
-def _family(line: WorkerLine) -> set[int]:
-    return set() if line.pid is None else family(line.pid)
-
-
-def _known_mib(line: WorkerLine) -> int:
-    """What a worker has held by its own account, and the context that it does not count."""
-    return 0 if line.device_peak_mib is None else int(line.device_peak_mib) + CONTEXT_MIB

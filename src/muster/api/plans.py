@@ -14,16 +14,16 @@ from muster.api.earlier_work import check_code
 from muster.api.limits import refuse_to_begin
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
-from muster.api.search import as_search
 from muster.api.workload import Workload, as_texts, over_space, plan_id_of
 from muster.base import codec
 from muster.base.cells import moved_with
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import job_place
+from muster.base.shown_text import shell_word
 from muster.base.signals import Requests
 from muster.base.target import TargetRef
-from muster.farm.canonical import decode, encode_canonical, name_with_hash
+from muster.farm.canonical import decode, encode_canonical
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.read import LedgerReader
@@ -32,7 +32,7 @@ from muster.farm.parameters import convert_space
 from muster.farm.space import SEED, Space
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places
-from muster.run.folder import RunFolder, default_root
+from muster.run.folder import RunFolder, folder_for
 from muster.run.record import RunRecord, environment, new_record, plain_options
 from muster.run.session import Renew
 from muster.search.spec import SearchSpec
@@ -46,9 +46,9 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
     """
     if options.run_dir is not None:
         return RunFolder(options.run_dir)
-    name = name_with_hash(options.name or workload.name, workload.digest)
     place = job_place()
-    return RunFolder(default_root() / (name if place is None else f"{name}-{place.element}"))
+    element = "" if place is None else f"-{place.element}"
+    return folder_for(options.name or workload.name, workload.digest, element)
 
 
 def refuse_past_limits(
@@ -61,11 +61,21 @@ def refuse_past_limits(
 
 def _has_ended(folder: RunFolder, workload: Workload) -> bool:
     """Whether a start would find no task to run."""
-    if not folder.exists():
+    if not folder.ledger.exists():
         return False
-    counts = Run(folder.path).counts()
+    with LedgerReader(folder.ledger) as ledger:
+        counts = ledger.counts()
     left = (TaskState.READY, TaskState.CLAIMED, *workload.reopens)
     return sum(counts.values()) >= workload.total and not any(counts[one] for one in left)
+
+
+def is_done(folder: RunFolder, workload: Workload) -> bool:
+    """Whether the ledger holds all of exactly this plan, and nothing of it is left to do."""
+    if not folder.ledger.exists():
+        return False
+    with LedgerReader(folder.ledger) as ledger:
+        is_whole = ledger.meta("enqueued") == workload.plan_id
+    return is_whole and _has_ended(folder, workload)
 
 
 def renewal(
@@ -216,6 +226,8 @@ def stored_workload(run: Run) -> Workload:
     )
     if "search" not in stored.fixed:
         return workload
+    from muster.api.search import as_search  # few runs are searches
+
     known = None if targets[0].kind == "command" else look(_ref(targets[0]))
     return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)
 
@@ -226,7 +238,8 @@ def workload_over(run: Run, space: Space) -> Workload:
     if "recipe" in stored.fixed:
         raise UsageError(
             f"{run.path} is of the recipe {stored.fixed['recipe']}, which plans its tasks itself.",
-            hint=f"say in its own flags what it is to plan: muster add {run.path} --help",
+            hint="say in its own flags what it is to plan: "
+            f"muster add {shell_word(run.path)} --help",
         )
     (spec,) = _stored_targets(run)
     code = _stored_code((spec,), Path(stored.cwd))

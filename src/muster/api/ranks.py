@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.journal import read_journal
+from muster.base.shown_text import shell_word
 from muster.gang.blame import RankError, read_rank_error
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
@@ -82,7 +83,7 @@ def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
     if not lines:
         raise UsageError(
             f"{folder.path} has no table yet: no step of the training was recorded.",
-            hint=f"see how it stands: muster status {folder.path}",
+            hint=f"see how it stands: muster status {shell_word(folder.path)}",
         )
     from muster.farm.export import export_records
 

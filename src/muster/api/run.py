@@ -10,27 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import check_code
-from muster.api.gangs import (
-    GangAudience,
-    GangEnding,
-    GangPlan,
-    GangWork,
-    Script,
-    plan_gang,
-    run_gang,
-)
+from muster.api.gang_hosts import HostsPlan, plan_anywhere, run_anywhere
+from muster.api.gangs import GangAudience, GangEnding, GangPlan, GangWork, Script, plan_gang
 from muster.api.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, TargetError
-from muster.farm.canonical import name_with_hash
 from muster.gang.handle import SupervisorHandle
-from muster.run.folder import RunFolder, default_root
+from muster.run.folder import RunFolder, default_root, folder_for, name_with_hash
 from muster.run.record import plain_options, read_run
 from muster.slurm.commands import read_job
 
 
-def plan_script(script: Script, options: GangOptions) -> GangPlan:
+def plan_script(script: Script, options: GangOptions) -> GangPlan | HostsPlan:
     """What would be run, where. It changes nothing.
 
     Raises TargetError where there is no such script, and what ``plan_gang`` raises.
@@ -39,7 +31,7 @@ def plan_script(script: Script, options: GangOptions) -> GangPlan:
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(options.run_dir or default_root() / name)
     check_script(folder, script, options)
-    return plan_gang(GangWork(folder=folder, program=script), options)
+    return plan_anywhere(GangWork(folder=folder, program=script), options)
 
 
 def run_script(
@@ -56,13 +48,14 @@ def run_script(
     check_there(script)
     place = options.run_dir
     nowhere = GangWork(folder=RunFolder(place or default_root()), program=script)
-    plan_gang(nowhere, options)  # refuse before a folder is made
+    if options.hosts is None:
+        plan_gang(nowhere, options)  # refuse before a folder is made
     if place is not None:
         check_script(RunFolder(place), script, options)
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
     work = GangWork(folder=folder, program=script, code=code_of_script(script))
     try:
-        ending = run_gang(work, options, audience, supervisor=supervisor)
+        ending = run_anywhere(work, options, audience, supervisor=supervisor)
     except BaseException:
         if place is None:
             with suppress(OSError):  # nothing is in it where it has not begun
@@ -86,7 +79,7 @@ def check_script(folder: RunFolder, script: Script, options: GangOptions) -> Non
 def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
     """The run folder of a job that runs ``script``: the same for the same command from here."""
     text = to_json([str(Path.cwd()), what_decides(script, options)])
-    return RunFolder(default_root() / name_with_hash(script.name, sha256(text).hexdigest()))
+    return folder_for(script.name, sha256(text).hexdigest())
 
 
 def what_decides(script: Script, options: GangOptions) -> Any:

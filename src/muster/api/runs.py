@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from muster.base.errors import (
     UsageError,
 )
 from muster.base.settings import child_environment, read_settings
+from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
@@ -288,12 +288,12 @@ class Run:
         if self.stored.is_map:
             raise UsageError(
                 f"{self.path} is a map: each of its tasks is a part of one output.",
-                hint=f"cancel all that has not ended: muster cancel {self.path}",
+                hint=f"cancel all that has not ended: muster cancel {shell_word(self.path)}",
             )
         if self.folder.elements_json.exists():
             raise UsageError(
                 f"{self.path} is an array: each of its elements has tasks of its own.",
-                hint=f"muster cancel {self.path}/elements/N --task KEY",
+                hint=f"muster cancel {shell_word(self.path)}/elements/N --task KEY",
             )
         with LedgerReader(self.folder.ledger) as reader:
             ids = list(dict.fromkeys(self.task_number(reader, one) for one in named))
@@ -314,6 +314,7 @@ class Run:
         rows: Iterable[Mapping[str, Any]] | None = None,
         seeds: int | Iterable[int] | None = None,
         seed_offset: int = 0,
+        priority_column: str = "",
         priority: int = 0,
         allow_changed_code: bool = False,
     ) -> int:
@@ -322,18 +323,19 @@ class Run:
         They are all that ``grid``, ``zipped``, ``rows`` and ``seeds`` say, as in `muster.sweep`; a
         task that is there stays as it is. Returns how many are new. Whoever works on the run takes
         them up; where nobody does, they wait for the next start, such as `muster resume`, or the
-        same call of `muster.sweep`. ``priority``: those of the highest begin first; tasks of the
-        plan have 0. Raises UsageError for a run of another kind and what the target cannot take,
-        PlanMismatchError where its code has changed, and SetupError where who works on the run does
-        not answer.
+        same call of `muster.sweep`. ``priority``: those of the highest begin first, tasks of the
+        plan have 0; what ``priority_column`` says of each of ``rows`` is added to it. Raises
+        UsageError for a run of another kind and what the target cannot take, PlanMismatchError
+        where its code has changed, and SetupError where who works on the run does not answer.
         """
         from muster.api.adding import add_tasks, check_may_grow
         from muster.api.plans import workload_over
 
         check_may_grow(self)
         space = Space.from_values(
-            grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset
-        )
+            grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset,
+            priority_column=priority_column,
+        )  # fmt: skip
         workload = workload_over(self, space)
         return add_tasks(
             self, [workload], priority=priority, may_change_code=allow_changed_code
@@ -349,15 +351,15 @@ class Run:
         """Raise UsageError where there are ranks instead of tasks, or no ledger yet."""
         stored = self.stored
         if stored.is_gang:
-            place = shlex.quote(str(self.path))
+            quoted = shell_word(self.path)
             raise UsageError(
                 f"{self.path} is {stored.kind_name}: it has ranks, and no tasks.",
-                hint=f"see `muster status {place}` and `muster logs {place}`.",
+                hint=f"see `muster status {quoted}` and `muster logs {quoted}`.",
             )
         if not self.folder.ledger.exists():
             raise UsageError(
                 f"{self.path} has not begun: none of its tasks is listed yet.",
-                hint=f"start it with: muster resume {shlex.quote(str(self.path))}",
+                hint=f"start it with: muster resume {shell_word(self.path)}",
             )
 
     def task_number(self, ledger: LedgerReader, task: str) -> int:
@@ -433,8 +435,8 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
         raise UsageError(
             f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
             "begun.",
-            hint=f"go on with it: muster resume {stage.folder.whole}; "
-            f"look at its first stage: muster status {stage.path}",
+            hint=f"go on with it: muster resume {shell_word(stage.folder.whole)}; "
+            f"look at its first stage: muster status {shell_word(stage.path)}",
         )
     for path in (Path(text), root / text):
         if (path / EXPERIMENT_FILE).is_file():
@@ -442,7 +444,7 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
             raise UsageError(
                 f"{path} is an experiment of several phases, each of which is a run.",
                 hint=f"name one of them: {listed}; "
-                f"`muster status {shlex.quote(str(path))}` shows them all.",
+                f"`muster status {shell_word(path)}` shows them all.",
             )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
 
@@ -474,5 +476,6 @@ def refresh_export(folder: RunFolder) -> None:
         raise SetupError(
             f"All results are in {folder.ledger}, but the table could not be written: "
             f"{reason[0] if reason else f'its process ended with exit code {done.returncode}.'}",
-            hint=f"correct the cause, then: muster export {folder.path} --to results.csv",
+            hint="correct the cause, then: "
+            f"muster export {shell_word(folder.path)} --to results.csv",
         )

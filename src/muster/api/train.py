@@ -14,15 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from muster.api.earlier_work import check_code, has_trained
-from muster.api.gangs import (
-    Entry,
-    GangAudience,
-    GangEnding,
-    GangPlan,
-    GangWork,
-    plan_gang,
-    run_gang,
-)
+from muster.api.gang_hosts import HostsPlan, plan_anywhere, run_anywhere
+from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, GangWork, run_gang
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.atomic_files import write_atomic
@@ -39,13 +32,13 @@ from muster.base.errors import (
 )
 from muster.base.modules import CLASS
 from muster.base.settings import TASK_DIR, variable
+from muster.base.shown_text import shell_word
 from muster.base.signals import Requests, listening, stop_code
 from muster.base.target import parse_target
 from muster.devices.leases import Lease
-from muster.farm.canonical import name_with_hash
 from muster.gang.handle import SupervisorHandle
 from muster.rl.config import PpoConfig
-from muster.run.folder import RESULT_FILE, RunFolder, default_root
+from muster.run.folder import RESULT_FILE, RunFolder, folder_for
 from muster.run.record import Kind, read_run
 from muster.train.config import TrainConfig
 
@@ -82,7 +75,7 @@ class TrainJob:
         if self.run_dir is not None:
             return RunFolder(self.run_dir)
         digest = sha256(to_json(self.identity())).hexdigest()
-        return RunFolder(default_root() / name_with_hash(self.name, digest))
+        return folder_for(self.name, digest)
 
     def identity(self) -> dict[str, Any]:
         decisive = self.config.identity()
@@ -154,10 +147,10 @@ def job_of_target(
     )  # fmt: skip
 
 
-def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
+def plan_training(job: TrainJob, options: GangOptions) -> GangPlan | HostsPlan:
     """What would be started, where. It changes nothing; raises what ``run_training`` raises."""
     check_job(job, options)
-    return plan_gang(job.work(), _options_for(job, options))
+    return plan_anywhere(job.work(), _options_for(job, options))
 
 
 def run_training(
@@ -210,7 +203,7 @@ def _until_it_ends(
             work = job.work(allow_changed_code=options.allow_changed_code)
             asked = None if options.restart else _devices_of(folder)
             try:
-                ending = run_gang(work, options, audience, supervisor=supervisor, kept=kept)
+                ending = run_anywhere(work, options, audience, supervisor=supervisor, kept=kept)
                 refusal = _refusal_to_begin(ending)
             except (PlacementError, UsageError) as error:
                 if moved is None:
@@ -218,7 +211,7 @@ def _until_it_ends(
                 if not can_go_back:
                     audience.warn(
                         f"{error}\nIt cannot have those of before back either. It has saved: "
-                        f"muster resume {folder.path} goes on with it."
+                        f"muster resume {shell_word(folder.path)} goes on with it."
                     )
                     return dataclasses.replace(moved, is_moving=False)
                 refusal = str(error)
@@ -322,6 +315,12 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     changes: dict[str, Any] = {"restart_on": "crash"}
     if isinstance(job.config, PpoConfig):
         return dataclasses.replace(options, **changes)
+    if options.hosts is not None and job.config.strategy in ("dp", "single"):
+        raise UsageError(
+            f"--strategy {job.config.strategy} is one process, and --hosts starts one for each "
+            "device.",
+            hint="use --strategy ddp or fsdp, or leave it out.",
+        )
     if job.config.strategy == "dp":
         changes["one_process"] = True
     if job.config.strategy == "single" and options.devices == "auto" and options.gpu_ids is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from muster.base.errors import (
     UsageError,
 )
 from muster.base.journal import read_journal
+from muster.base.shown_text import shell_word
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
@@ -177,7 +177,7 @@ def end_of(run: Run | ExperimentFolder) -> End:
     events = list(_starts_and_ends(last.folder))
     if status.state == "not begun" and not events:
         raise UsageError(
-            f"{path} has not begun.", hint=f"start it with: muster resume {shlex.quote(str(path))}"
+            f"{path} has not begun.", hint=f"start it with: muster resume {shell_word(path)}"
         )
     word, code, error = events[-1] if events else ("end", None, "")
     limit = _limit(last.folder)
@@ -194,7 +194,7 @@ def end_of(run: Run | ExperimentFolder) -> End:
         how = "saved, and stopped" if status.state == "saved" else status.state
         return End(code, f"{path}: {how} before all was done{why}; {_go_on(last)}")
     if code != EXIT_OK and status.state != "cancelled":
-        why = f"muster why {shlex.quote(str(path))}"
+        why = f"muster why {shell_word(path)}"
         return End(code, f"{path}: {status.state}; see why: {why}")
     return End(code, f"{path}: {status.state}")
 
@@ -203,7 +203,7 @@ def _end_of_phases(experiment: ExperimentFolder) -> End:
     state, path = state_of_all(experiment.status(), is_running=False), experiment.path
     if state == "done":
         return End(EXIT_OK, f"{path}: done")
-    go_on = f"go on: muster resume {path}"
+    go_on = f"go on: muster resume {shell_word(path)}"
     lines = list(read_journal(experiment.journal))
     last = lines[-1] if lines else {}
     event, code = last.get("event"), last.get("exit_code")
@@ -220,7 +220,7 @@ def _end_of_array(path: Path, status: Status, array: ArrayProgress) -> End:
     state = word_of(status, array)
     if state != "not collected":
         return End(_CODES.get(state, EXIT_REQUEUE), f"{path}: {state}")
-    collect = f"bring the results here: muster collect {path}"
+    collect = f"bring the results here: muster collect {shell_word(path)}"
     ended = {one: number for one, number in array.counts.items() if one.is_final}
     if sum(ended.values()) < status.total:
         return End(EXIT_REQUEUE, f"{path}: stopped before all was done; {collect}")
@@ -258,4 +258,4 @@ def _limit(folder: RunFolder) -> str:
 def _go_on(run: Run) -> str:
     if run.stored.is_program or not run.stored.argv:
         return "the command that began it goes on with it"
-    return f"go on: muster resume {shlex.quote(str(run.folder.whole))}"
+    return f"go on: muster resume {shell_word(run.folder.whole)}"

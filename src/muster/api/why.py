@@ -5,13 +5,11 @@ and what to try. ``muster why`` shows it, and the pages of runs take their cause
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster.api.earlier_work import array_of as main_of
 from muster.api.map_publish import tally
 from muster.api.ranks import failed_rank, rank_failures, rank_log
 from muster.api.report.about import farm_state, gang_state, rejects
@@ -20,7 +18,7 @@ from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
 from muster.base.errors import MusterError, SetupError
 from muster.base.journal import last_lines, read_journal
-from muster.base.shown_text import command_line, count
+from muster.base.shown_text import count, shell_word
 from muster.farm.canonical import task_label
 from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
@@ -43,7 +41,9 @@ _QUIET = ("start", "end", "enqueued")
 #: What helps against an end that is no mistake in the code.
 _ADVICE = {
     Outcome.DEVICE_OOM: "let a task take less GPU memory, or put fewer on a GPU: --per-gpu 1",
-    Outcome.HOST_OOM: "let fewer tasks run at once, with --devices cpu:N or --per-gpu 1",
+    Outcome.HOST_OOM: "say what a task may take, such as --memory 12G, so that no more run at once "
+    "than fit; or --devices cpu:N, --per-gpu 1",
+    Outcome.MEMORY_LIMIT: "allow a task more, such as --memory 16G, or let it take less",
     Outcome.TIMEOUT: "give a task more time: --timeout 2h",
     Outcome.JOB_TIMEOUT: "ask the cluster for more time, or make tasks shorter",
     Outcome.DEVICE_FAULT: "muster doctor",
@@ -265,27 +265,19 @@ def _last_start(folder: RunFolder) -> list[dict[str, Any]]:
     return found
 
 
-def how_it_goes_on(run: Run) -> str:
-    stored = run.stored
-    is_element = run.path.absolute().name.isdigit() and main_of(run.folder) is not None
-    if stored.is_program or not (stored.argv or is_element):
-        call = command_line(stored.argv) if stored.argv else f"{stored.call}(…)"
-        return f"the same again, in {stored.cwd}: {call}"
-    return f"muster resume {shlex.quote(str(run.folder.whole))}"
-
-
 def _again(run: Run, *, cancelled: bool = False) -> str:
     """How tasks are tried again: `muster retry` refuses maps, and arrays as a whole."""
     if run.stored.is_map:
-        return how_it_goes_on(run)
-    path, flag = shlex.quote(str(run.path)), " --cancelled" * cancelled
+        return run.stored.how_it_goes_on(run.folder)
+    quoted, flag = shell_word(run.path), " --cancelled" * cancelled
     if run.folder.elements_json.exists():
-        return f"muster retry {path}/elements/N{flag}, then: muster collect {path}"
-    return f"muster retry {path}{flag}"
+        return f"muster retry {quoted}/elements/N{flag}, then: muster collect {quoted}"
+    return f"muster retry {quoted}{flag}"
 
 
 def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
-    stored, path, goes_on = run.stored, shlex.quote(str(run.path)), how_it_goes_on(run)
+    stored, quoted = run.stored, shell_word(run.path)
+    goes_on = stored.how_it_goes_on(run.folder)
     yield from dict.fromkeys(
         _ADVICE[Outcome(one.outcome)] for one in found if one.failed and one.outcome in _ADVICE
     )
@@ -296,23 +288,23 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
         yield f"the records that were rejected: {run.folder.errors_jsonl}"
     match status.state:
         case "running" | "starting again" | "queued":
-            yield f"muster status {path}"
+            yield f"muster status {quoted}"
         case "done":
-            yield f"muster report {path}"
+            yield f"muster report {quoted}"
         case "cancelled":
             yield _again(run, cancelled=True)
         case "not collected":
-            yield f"muster collect {path}"
+            yield f"muster collect {quoted}"
         case "failed" if stored.is_gang:
             if any(event.get("stall") for event in _last_start(run.folder)):
                 yield f"see where each rank stood: {run.folder.logs}/rank-*.stack"
             rank = failed_rank(run.folder)
-            yield f"muster logs {path}" + ("" if rank is None else f" {rank}")
+            yield f"muster logs {quoted}" + ("" if rank is None else f" {rank}")
             yield goes_on
         case "failed":
             for one in found:
                 if one.failed and one.named:
-                    yield f"muster logs {path} {one.named[0].split()[0]}"
+                    yield f"muster logs {quoted} {one.named[0].split()[0]}"
                     break
             yield _again(run)
         case "saved" | "refused" | "not begun" | "not written":
@@ -367,17 +359,17 @@ def _of_task(run: Run, task: str) -> Why:
         attempts, parts = ledger.attempts(row.task_id), ledger.log_parts(row.task_id)
         trace = ledger.trace_of(row.task_id) or ""
     kind = "search" if run.stored.is_search else run.stored.kind
-    number, path = str(row.task_id), shlex.quote(str(run.path))
+    number, quoted = str(row.task_id), shell_word(run.path)
     bad = [one for one in attempts if one.outcome not in (Outcome.OK, Outcome.STOPPED)]
     found = tuple(_causes_of_attempts(bad, trace))
     now = {"ready": "waiting", "claimed": "running" if is_held(run.folder) else "waiting"}
     state = now.get(word := row.state.name.lower(), word)
     log, lines = _printed(run, parts)
     tries = [_ADVICE[Outcome(one.outcome)] for one in found[-1:] if one.outcome in _ADVICE]
-    tries += [f"muster logs {path} {number}"] if parts else []
+    tries += [f"muster logs {quoted} {number}"] if parts else []
     tries += {
         "failed": [_again(run)], "cancelled": [_again(run, cancelled=True)],
-        "waiting": [f"muster why {path}"],
+        "waiting": [f"muster why {quoted}"],
     }.get(state, [])  # fmt: skip
     last = REASONS[Outcome(attempts[-1].outcome)] if attempts else "has not been tried yet"
     if row.state is TaskState.CLAIMED:

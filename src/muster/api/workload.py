@@ -19,8 +19,9 @@ from muster.base.clock import Clock
 from muster.base.code import Code, code_id, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
+from muster.base.flags import kind_of_word
 from muster.base.target import TargetRef, parse_target
-from muster.farm.canonical import encode_canonical, payload_and_key
+from muster.farm.canonical import encode_canonical, key_of_payload, payload_and_key
 from muster.farm.decisions import RetryPolicy
 from muster.farm.executors.table import check_executor
 from muster.farm.executors.worker_process import interpreter, worker_python
@@ -175,7 +176,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
         )
     line = (shell_line(argv),) if shell else tuple(argv)
     # The name is part of the run folder's: `nice -19 ./train.sh` and `perl -0777` stay as they are.
-    words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
+    words = [Path(part).stem for part in argv[:2] if kind_of_word(part, is_ours=False) == "value"]
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)
     spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell, metrics_from=metrics_from)
@@ -240,13 +241,13 @@ def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workloa
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         number, make = numbers[spec.name], payload_and_key(spec.name)
         if not spec.is_batched:
-            for params in space:
-                payload, key = make(params)
-                yield NewTask(key, number, payload)
+            key_of = key_of_payload(spec.name)
+            urgent = zip(space.payloads(), space.priorities(), strict=False)
+            yield from (NewTask(key_of(text), number, text, 0, one) for text, one in urgent)
             return
-        for params in space:
+        for params, priority in zip(space, space.priorities(), strict=False):
             payload, key = make(params)
-            yield NewTask(key, number, payload, _group(spec, params))
+            yield NewTask(key, number, payload, _group(spec, params), priority)
 
     return Workload(
         name=name,

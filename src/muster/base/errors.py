@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+_PARAMETER = re.compile(r"[A-Za-z_][\w./-]*\Z")
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 1
@@ -129,6 +132,22 @@ def check_names(settings: Any, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise UnknownNameError("training setting", name, known)
+
+
+def check_parameter_name(name: str) -> None:
+    """UsageError for a name that no parameter of a sweep, map or search can have.
+
+    Dots, hyphens and slashes are allowed: a command has names such as ``model.lr`` of its own.
+    """
+    if _PARAMETER.match(name):
+        return
+    bare = name.lstrip("-")
+    raise UsageError(
+        f"{name!r} is not a parameter name.",
+        hint=f"did you mean {bare!r}?"
+        if _PARAMETER.match(bare)
+        else "a name starts with a letter or '_' and has no spaces.",
+    )
 
 
 def flag_of(name: str) -> str:

@@ -63,12 +63,15 @@ class Flag:
 _FLAG = re.compile(r"-+[^\W\d]|--\d")  # -5 and -.5 are numbers, -1,2 and -1:3 are values too
 
 
-def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
+def kind_of_word(word: str, *, is_ours: bool = True) -> Literal["flag", "value", "end"]:
     """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
-    the flags; ``-inf`` is a number.
+    the flags; ``-inf`` is a number. ``is_ours``: of a Muster command; a program of somebody else
+    may have a flag ``-19``.
     """
     if word == "--":
         return "end"
+    if not is_ours:
+        return "flag" if word.startswith("-") else "value"
     is_flag = _FLAG.match(word) is not None and " " not in word.partition("=")[0]
     return "flag" if is_flag and not _is_number(word) else "value"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.processes import IS_LINUX, end_marked
-from muster.base.settings import child_environment
+from muster.base.settings import RUN_MARKER, child_environment
 
 if sys.platform == "linux":
     import fcntl
@@ -79,6 +80,19 @@ class Reaper:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+_KEPT: list[Reaper] = []
+
+
+def guarded() -> dict[str, str]:
+    """The environment of programs that a reaper kills with all of theirs when this process is gone,
+    however it ends.
+    """
+    mark = f"guarded-{secrets.token_hex(8)}"
+    _KEPT.append(Reaper(mark))
+    _KEPT[-1].start()
+    return {RUN_MARKER: mark}
 
 
 def main(argv: list[str]) -> int:

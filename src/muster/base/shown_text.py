@@ -8,6 +8,7 @@ a page that is passed on must not show values of flags and settings that are nam
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,27 @@ def count(number: int, one: str, many: str | None = None) -> str:
     ('1 task', '1,200 tasks', '0 processes')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def shell_word(text: object) -> str:
+    """``text``, mostly a path, as one word of a command that a user may paste.
+
+    >>> print(f"muster status {shell_word('my runs/a')}")
+    muster status 'my runs/a'
+    """
+    return shlex.quote(str(text))
+
+
+def shown_mib(mib: float, *, up: bool = False) -> str:
+    """An amount of memory; ``up``: rounded so that it is shown above what it is above.
+
+    >>> shown_mib(12288), shown_mib(12289, up=True), shown_mib(299.5)
+    ('12 GiB', '12.1 GiB', '300 MiB')
+    """
+    if mib < 1024:
+        return f"{math.ceil(mib) if up else round(mib)} MiB"
+    gib = math.ceil(mib / 102.4) / 10 if up else mib / 1024
+    return f"{gib:.1f}".removesuffix(".0") + " GiB"
 
 
 def clean_text(text: str, *, colours: bool = False) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shlex
 import shutil
 import signal
 import socket
@@ -28,6 +27,7 @@ from typing import IO, Any, NamedTuple
 from muster.base.errors import EXIT_OK, SetupError, UsageError
 from muster.base.flags import own_words
 from muster.base.settings import child_environment, read_settings
+from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted
 from muster.cli import output
 from muster.devices import waiting
@@ -47,9 +47,9 @@ def asked(words: Sequence[str]) -> list[str]:
     ours = own_words(words)
     if "--detach" not in ours or {"-h", "--help", "--help-all"} & set(ours):
         return []
-    if words[0] == "run":
-        from muster.cli.main import read_command
+    from muster.cli.main import PROGRAM_FOLLOWS, read_command
 
+    if words[0] in PROGRAM_FOLLOWS:
         ours = [f"--{one.name}" for one in read_command(["muster", *words]).said]
     return ours if "--detach" in ours else []
 
@@ -145,14 +145,14 @@ def _tell(ours: Sequence[str], pid: int, begun: Any, survives: str) -> None:
             output.say(f"  until it begins it prints into {begun['log']}")
         return
     path = begun["path"]
-    run = shlex.quote(path)
+    quoted = shell_word(path)
     output.say(f"{path}: running in the background as process {pid}. {survives}")
     has_phases = (Path(path) / EXPERIMENT_FILE).is_file()
-    screen = f"muster attach {run}    or: muster logs {run} -f"
-    output.say(f"  look:  {f'muster status {run}' if has_phases else screen}")
-    output.say(f"  wait:  muster wait {run}")
+    screen = f"muster attach {quoted}    or: muster logs {quoted} -f"
+    output.say(f"  look:  {f'muster status {quoted}' if has_phases else screen}")
+    output.say(f"  wait:  muster wait {quoted}")
     output.say(
-        f"  stop:  kill {pid}    and the same command goes on later; or: muster cancel {run}"
+        f"  stop:  kill {pid}    and the same command goes on later; or: muster cancel {quoted}"
     )
     if begun["log"]:
         output.say(f"  what it prints: {begun['log']}")

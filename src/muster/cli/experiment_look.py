@@ -17,7 +17,7 @@ from muster.api.experiment import (
 from muster.api.runs import Run, Status
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, UsageError
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.run.folder import RunFolder
 from muster.run.session import holder
@@ -39,7 +39,7 @@ def status(folder: ExperimentFolder, *, is_json: bool) -> int:
         rows.append([one.name, one.command, one.state, amount, one.why.partition("\n")[0]])
     output.table(["phase", "command", "state", "done", "why"], rows)
     if state in ("failed", "stopped", "cancelled", "not begun") and not is_running:
-        output.say(f"  go on: muster resume {folder.path}")
+        output.say(f"  go on: muster resume {shell_word(folder.path)}")
     return 0
 
 
@@ -109,9 +109,9 @@ def cancel(folder: ExperimentFolder) -> Run:
             f"{folder.path}: no phase is at work, but process {pid} is{where and f' {where}'}: it "
             "waits for GPUs, or is between two phases.",
             hint=f"`kill {pid}` ends it{where and ' there'}; what is finished is kept, and "
-            f"`muster resume {folder.path}` goes on.",
+            f"`muster resume {shell_word(folder.path)}` goes on.",
         )
     raise UsageError(
         f"{folder.path}: no phase is at work, so there is nothing to cancel.",
-        hint=f"`muster status {folder.path}` shows how they stand.",
+        hint=f"`muster status {shell_word(folder.path)}` shows how they stand.",
     )

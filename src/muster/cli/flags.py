@@ -29,6 +29,9 @@ class SpaceFlags:
     """The values of all zips advance together. May be given several times."""
     list: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A .csv (with a header) or .jsonl file with one setting per line."""
+    priority_column: Annotated[str, Flag(metavar="NAME")] = ""
+    """A column of --list that is no parameter: the rows with higher numbers begin first, 0 is that
+    of all others. Tasks that wait already keep theirs when the list is edited."""
     seeds: Annotated[str | None, Flag(metavar="N|3,5,8|10:20")] = None
     """How many (100), which (3,5,8; one: 3,) or from:to (10:20); each setting once per seed."""
     seed_offset: int = 0
@@ -44,6 +47,7 @@ class SpaceFlags:
             list_file=self.list,
             seeds=self.seeds,
             seed_offset=self.seed_offset,
+            priority_column=self.priority_column,
         )
 
 

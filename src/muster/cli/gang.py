@@ -30,6 +30,7 @@ from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
+    from muster.api.gang_hosts import HostsPlan
     from muster.api.slurm_gang import SlurmGang
 
 
@@ -47,7 +48,8 @@ def gang_groups(options: GangOptions, run_dir: str, *, may_leave: bool = True) -
     """``run_dir``: the help of that flag. ``may_leave``: for another place than this machine, and
     with work that is kept; without it nothing is planned, recorded or resumed."""
     of_run = ("executor", "run_dir", "allow_changed_code", "restart", "monitor_interval_s",
-              "log_to", "notify", *(f.name for f in dataclasses.fields(LimitOptions)))  # fmt: skip
+              "log_to", "notify", "hosts", "hosts_python", "hosts_setup",
+              *(f.name for f in dataclasses.fields(LimitOptions)))  # fmt: skip
     groups: dict[str, Any] = {
         "options": Part(
             of=options, without=() if may_leave else of_run, texts={"run_dir": run_dir}
@@ -128,17 +130,17 @@ def gang_audience(
     return GangAudience(hear=hear, say=output.remark, warn=output.remark, argv=tuple(argv))
 
 
-def show_gang_plan(plan: GangPlan, what: str, *, is_json: bool) -> None:
+def show_gang_plan(plan: GangPlan | HostsPlan, what: str, *, is_json: bool) -> None:
     """What ``--dry-run`` prints."""
     if is_json:
         output.say_json(
             {
                 "program": what,
                 "run_dir": str(plan.folder.path),
-                "ranks": [slot.label for slot in plan.slots],
+                "ranks": plan.ranks,
                 "threads_per_rank": plan.threads_per_rank,
                 "start": plan.start,
-                "nodes": plan.options.num_nodes,
+                "nodes": plan.num_nodes,
             }
         )
         return
@@ -168,7 +170,7 @@ def sum_up_gang(
 
 def _outcome(path: Path, ending: GangEnding, seconds: float) -> dict[str, Any]:
     values = dataclasses.asdict(ending)
-    del values["word"]
+    del values["word"], values["ends"]
     return {"path": str(path), "seconds": round(seconds, 3), **values}
 
 

@@ -131,6 +131,9 @@ _READERS = {
     "run": "muster.cli.commands.run:flags_of_run",
 }
 
+#: What ends its own flags where the name of a program stands, which may have the same ones.
+PROGRAM_FOLLOWS = ("run",)
+
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
 _LOOKING = {
     "list", "status", "attach", "why", "best", "logs", "errors", "metrics", "plan",
@@ -193,8 +196,8 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
 
 
 def _wants_json(words: list[str]) -> bool:
-    """Of `run` what ranks print is shown, and its program may have such a flag as well."""
-    if words[:1] == ["run"] or "--json" not in words:
+    """Where a program follows, what its ranks print is shown."""
+    if "--json" not in words or words[0] in PROGRAM_FOLLOWS:
         return False
     from muster.base.flags import kind_of_word
 

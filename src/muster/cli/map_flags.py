@@ -52,7 +52,7 @@ _COMMON: dict[str, Any] = {
     "settings": MapSettings,
     "options": Part(
         of=SweepOptions,
-        without=("retries", "retry_exceptions", "export_interval_s"),
+        without=("retries", "retry_exceptions", "export_interval_s", "memory_mib"),
         texts={
             "timeout_s": "Take a worker for hung that finishes no batch in this time: 90, 30m. "
             "Default: 30m.",
@@ -78,6 +78,13 @@ _OF_NODES = dict.fromkeys(
         "can be joined end to end.",
     ),
 )
+_REFUSED = {
+    **_OF_NODES,
+    "memory": (
+        "a chunk goes on with another worker, and would reject record after record.",
+        "--max-worker-memory 8G replaces a worker that holds more, between two batches.",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +127,7 @@ def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
             hint=f"write `muster map file.py:stage …` or one of {', '.join(sorted(MAPS))}.",
         )
     command = f"map {name}".strip()
-    return parse_groups(groups, words, command, text, common=_FIRST, refused=_OF_NODES)
+    return parse_groups(groups, words, command, text, common=_FIRST, refused=_REFUSED)
 
 
 def _own(target: str) -> dict[str, Any]:

@@ -28,6 +28,10 @@ _REFUSED = {
         "its ranks need Muster beside the torch that they use.",
         "install muster-gpu in that environment, and start it there: .venv/bin/muster train …",
     ),
+    "memory": (
+        "its ranks hold one model together, and none of them goes on without the others.",
+        "limit all of them together: systemd-run --user --scope -p MemoryMax=64G muster train …",
+    ),
 }
 _RUN_DIR = "The run folder. Default: runs/<name>-<hash of the settings that decide what is learnt>."
 #: What the help shows first, beside the task's own flags.

@@ -11,6 +11,8 @@ from muster.devices.inventory import read_facts
 
 #: What CUDA and its libraries hold on a GPU for each process, beside tensors: 450 to 700 MiB.
 CONTEXT_MIB = 700
+#: Workers that share a GPU with --per-gpu auto.
+MOST_PER_GPU = 8
 
 
 def workers_that_fit(

@@ -52,9 +52,14 @@ def encode(value: object) -> bytes:
         return _encode_tagged(value, _OPTIONS)
     # orjson silently writes NaN as null, so each null is suspicious; scanning the bytes
     # is far cheaper than looking at every value of the many dicts that hold neither.
-    if b"null" in data or b'"$' in data:
+    if (b"null" in data and not _is_of_none(value, data)) or b'"$' in data:
         return _encode_tagged(value, _OPTIONS)
     return data
+
+
+def _is_of_none(value: object, data: bytes) -> bool:
+    """Whether each null in ``data`` is one of the values None of a dict."""
+    return type(value) is dict and data.count(b"null") == sum(v is None for v in value.values())
 
 
 def encode_canonical(value: object) -> bytes:
@@ -66,7 +71,7 @@ def encode_canonical(value: object) -> bytes:
         data = orjson.dumps(value, None, _CANONICAL)
     except TypeError:
         return _encode_tagged(value, _CANONICAL)
-    if b"null" in data or b'"$' in data:
+    if (b"null" in data and not _is_of_none(value, data)) or b'"$' in data:
         return _encode_tagged(value, _CANONICAL)
     return data
 
@@ -280,9 +285,6 @@ def too_deep(path: str) -> TargetError:
 TaskKey = bytes
 
 KEY_BYTES = 16
-_HASH_DIGITS = 6
-#: File systems allow 255 bytes; the rest is left to whatever is put after the name.
-_MAX_NAME = 80
 
 
 def payload_and_key(target: str) -> Callable[[dict[str, object]], tuple[bytes, TaskKey]]:
@@ -291,22 +293,17 @@ def payload_and_key(target: str) -> Callable[[dict[str, object]], tuple[bytes, T
     The payload is the canonical encoding, the key a hash of the target with it: equal content gives
     equal keys.
     """
-    prefix = b"[" + encode_canonical(target) + b","
-    size = KEY_BYTES
+    key_of = key_of_payload(target)
 
     def make(params: dict[str, object]) -> tuple[bytes, TaskKey]:
         payload = encode_canonical(params)
-        return payload, blake2b(prefix + payload + b"]", digest_size=size).digest()
+        return payload, key_of(payload)
 
     return make
 
 
-def name_with_hash(name: str, digest: str) -> str:
-    """``<name>-<6 digits of digest>``, safe as a file name on every system.
-
-    Anything but ASCII letters, digits, ``.``, ``_`` and ``-`` becomes ``-``; an empty name
-    becomes ``run``.
-    """
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    safe = re.sub(r"-{2,}", "-", safe)[:_MAX_NAME].strip("-.")
-    return f"{safe or 'run'}-{digest[:_HASH_DIGITS]}"
+def key_of_payload(target: str) -> Callable[[bytes], TaskKey]:
+    """The second half of `payload_and_key`."""
+    prefix = b"[" + encode_canonical(target) + b","
+    size = KEY_BYTES
+    return lambda payload: blake2b(prefix + payload + b"]", digest_size=size).digest()

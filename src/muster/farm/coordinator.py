@@ -18,20 +18,21 @@ from muster.farm.events import (
     Event,
     Fetched,
     Logged,
+    Note,
     Results,
     TargetBroken,
     WorkerDied,
 )
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger
-from muster.farm.plan import FIRST_CHUNK, Ending, Hooks, Listing, Plan, Request, imbalance_of_tasks
+from muster.farm.plan import FIRST_CHUNK, Beside, Ending, Listing, Plan, Request, imbalance_of_tasks
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
 from muster.farm.steering import Asked, Steering
 from muster.farm.task import Task, TaskState
 from muster.farm.view import Picture
 
-#: Results that arrive within this time share one commit.
-GATHER_S = 0.004
+#: Results that arrive within this time share one commit, or so many of them.
+GATHER_S, _FULL_COMMIT = 0.004, 256
 _VIEW_EVERY_S = 0.1
 _VIEW_PER_SLOT_S = 1e-4  # a line of it takes a twentieth of that to make
 _HOUSEKEEPING_EVERY_S = 0.5
@@ -42,13 +43,13 @@ _SNAPSHOT_EVERY_S = 60.0  # of a ledger that does not live in its run folder
 
 class Coordinator:
     def __init__(
-        self, plan: Plan, ledger: Ledger, executor: Executor, journal: Journal, hooks: Hooks
+        self, plan: Plan, ledger: Ledger, executor: Executor, journal: Journal, beside: Beside
     ) -> None:
         self._plan = plan
         self._ledger = ledger
         self._executor = executor
         self._journal = journal
-        self._hooks = hooks
+        self._beside = beside
         counts = ledger.counts()
         ended = sum(count for state, count in counts.items() if state.is_final)
         self._steering: Steering | None = None
@@ -67,8 +68,8 @@ class Coordinator:
         )
         self._scheduler.pace.remember(ledger.lengths())
         for slot_id, held in plan.held.items():
-            self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
-        self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())
+            self._scheduler.roster.adopt(slot_id, held, beside.clock.monotonic_s())
+        self._picture = Picture(plan.folder.name, total, beside.clock.monotonic_s())
         self._listing = Listing(plan, ledger)
         self._refetch = False
         self._asked = Asked(ledger, plan)
@@ -78,7 +79,7 @@ class Coordinator:
         self._host = socket.gethostname()
         self._next_view_s = 0.0
         self._next_housekeeping_s = 0.0
-        self._next_snapshot_s = hooks.clock.monotonic_s() + _SNAPSHOT_EVERY_S
+        self._next_snapshot_s = beside.clock.monotonic_s() + _SNAPSHOT_EVERY_S
 
     def run(self) -> Ending:
         """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
@@ -104,7 +105,7 @@ class Coordinator:
         goodbye_s: float | None = None
         while not self._stopping:
             events = self._executor.poll(self._patience_s())
-            if events and not self._listing.goes_on and not self._has_whole_call(events):
+            if events and not self._listing.goes_on and not self._fills_commit(events):
                 events += self._gather()
             now = self._now()
             events += self._outside(now)
@@ -116,9 +117,11 @@ class Coordinator:
             if not self._scheduler.roster.workers or now > goodbye_s:
                 return
 
-    def _has_whole_call(self, events: list[Event]) -> bool:
-        """Whether a joint call has ended: it fills a commit by itself, and its worker waits."""
+    def _fills_commit(self, events: list[Event]) -> bool:
+        """Whether these are many results, or a joint call has ended: then its worker waits."""
         workers = self._scheduler.roster.workers
+        if sum(len(e.finished) for e in events if isinstance(e, Results)) >= _FULL_COMMIT:
+            return True
         return any(
             isinstance(event, Results)
             and (worker := workers.get(event.worker_id)) is not None
@@ -136,6 +139,7 @@ class Coordinator:
         steering = self._steering
         orders = [] if steering is None else steering.take_orders()
         decisions = self._scheduler.step([*events, *orders], now)
+        decisions.notes += [event for event in events if isinstance(event, Note)]
         if steering is not None:
             orders += steering.tell(events, decisions, self._scheduler, now)
             self._doubt(steering.problem, decisions)
@@ -310,20 +314,20 @@ class Coordinator:
 
     def _outside(self, now: float) -> list[Event]:
         events: list[Event] = []
-        requests = self._hooks.requests()
+        requests = self._beside.requests()
         if now >= self._next_view_s:
             num_slots = len(self._scheduler.roster.slots)
             self._next_view_s = now + max(_VIEW_EVERY_S, num_slots * _VIEW_PER_SLOT_S)
             view = self._picture.view(self._scheduler, now, self._phase())
-            self._hooks.show(view)
-            events += self._asked.hear(self._hooks.asked())
+            self._beside.show(view)
+            events += self._asked.hear(self._beside.asked())
             if now >= self._next_snapshot_s:
                 self._next_snapshot_s = now + _SNAPSHOT_EVERY_S
                 self._ledger.snapshot()
             if now >= self._next_housekeeping_s:
                 self._next_housekeeping_s = now + _HOUSEKEEPING_EVERY_S
                 self._refetch |= self._steering is not None  # its time may be up
-                happened, asked = self._hooks.housekeeping(view)
+                happened, asked = self._beside.do(view)
                 events += happened
                 requests += asked
         for request in requests:
@@ -363,7 +367,7 @@ class Coordinator:
         return max(0.0, wait_s)
 
     def _now(self) -> float:
-        return self._hooks.clock.monotonic_s()
+        return self._beside.clock.monotonic_s()
 
     def _end(self) -> Ending:
         """Give back what was claimed, so that the ledger says `ready` and not `claimed`."""
@@ -377,7 +381,7 @@ class Coordinator:
         self._ledger.snapshot()
         why = [slot.quarantined for slot in scheduler.roster.slots if slot.quarantined]
         unusable = "" if scheduler.roster.usable() else _reasons(why)
-        self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
+        self._beside.show(self._picture.view(scheduler, self._now(), "ending"))
         counts = self._ledger.counts()
         is_listed = self._listing.is_listed
         planned = self._plan.total if is_listed else 0

@@ -200,6 +200,7 @@ class Scheduler:
             else:
                 self._fail(task, record, worker, now, out)
             worker.has_shared = False
+            worker.has_worked = self.targets[task.target_id].kind == "function"
             if finished.poisoned:
                 worker.poisoned = True  # it ends itself, without beginning anything else
                 self._stop(worker, out)
@@ -311,7 +312,7 @@ class Scheduler:
             out.tried.append((record, again))
             self._enqueue(again, front=True)
             return
-        if outcome.is_blameless:
+        if outcome.is_blameless or (outcome is Outcome.MEMORY_LIMIT and worker.has_worked):
             self._try_elsewhere(task, record, out)
             return
         if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
@@ -356,7 +357,7 @@ class Scheduler:
     def _try_elsewhere(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
         """Queue a task again whose worker lost its place: no try is counted, and no pause made."""
         losses = task.losses + 1
-        if losses > self.policy.retry.limit(record.finished.outcome):
+        if losses > self.policy.retry.limit(record.finished.outcome, is_first=False):
             out.failed.append(record)
             return
         again = task._replace(token=task.token + 1, losses=losses)
@@ -367,7 +368,8 @@ class Scheduler:
         """Whether the slot's device is to blame; from then on it gets nothing more."""
         if slot.quarantined:
             return True
-        if not slot.spec.devices and finished.outcome is not Outcome.DEVICE_FAULT:
+        is_no_device = finished.outcome is Outcome.MEMORY_LIMIT or not slot.spec.devices
+        if is_no_device and finished.outcome is not Outcome.DEVICE_FAULT:
             return False
         key = slot.spec.device_key
         others = {s.spec.device_key for s in self.roster.usable()} - {key}

@@ -24,6 +24,7 @@ REASONS: dict[Outcome, str] = {
     Outcome.DEVICE_FAULT: "met a GPU that could not be used",
     Outcome.BROKEN_CONTEXT: "broke the GPU context of its process",
     Outcome.HOST_OOM: "was killed because the host ran out of memory",
+    Outcome.MEMORY_LIMIT: "took more memory than --memory allows and was killed",
     Outcome.CRASH: "ended its process",
     Outcome.TIMEOUT: "took longer than --timeout and was killed",
     Outcome.PREEMPTED: "was preempted by the cluster",
@@ -38,7 +39,8 @@ class RetryPolicy:
     """How often each failure class is tried again, and after which pause.
 
     ``retries`` bounds crashes, broken contexts and host out-of-memory; a device out-of-memory is
-    tried once more alone when it shared its device; ``device_fault_retries`` bounds attempts that a
+    tried once more alone when it shared its device; a task above its memory limit is nobody's fault
+    unless it was the first of its worker; ``device_fault_retries`` bounds attempts that a
     broken device ended; a lost or preempted attempt is nobody's fault, counts apart and is only
     bounded against loops. ``breaks_in_a_row``: how many contexts may break on a GPU that does
     nothing between them.
@@ -54,7 +56,8 @@ class RetryPolicy:
     backoff_cap_s: float = 60.0
     by_outcome: dict[Outcome, int] = field(default_factory=dict)
 
-    def limit(self, outcome: Outcome) -> int:
+    def limit(self, outcome: Outcome, *, is_first: bool = True) -> int:
+        """``is_first``: of its worker. What others left in its memory is not its own fault."""
         if outcome in self.by_outcome:
             return self.by_outcome[outcome]
         return {
@@ -64,6 +67,7 @@ class RetryPolicy:
             Outcome.DEVICE_FAULT: self.device_fault_retries,
             Outcome.BROKEN_CONTEXT: self.retries,
             Outcome.HOST_OOM: self.retries,
+            Outcome.MEMORY_LIMIT: 0 if is_first else self.lost_limit,
             Outcome.CRASH: self.retries,
             Outcome.TIMEOUT: self.timeout_retries,
             Outcome.PREEMPTED: self.lost_limit,

@@ -52,6 +52,8 @@ class DeviceHealth:
 
     def failed(self, mark: str, finished: Finished, worker_id: int, call: frozenset[int]) -> None:
         """Count a failure against the device. ``call``: the tasks that the worker was at."""
+        if finished.outcome is Outcome.MEMORY_LIMIT:
+            return  # no device has to do with it
         self.breaks += finished.poisoned or finished.outcome is Outcome.CRASH
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             self.broken_by.add(finished.task_id)

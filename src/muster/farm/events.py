@@ -158,6 +158,13 @@ class Drain(NamedTuple):
     """The run is asked to hand out no more tasks; what runs may finish."""
 
 
+class Note(NamedTuple):
+    """Something that whoever watches should know and that changes nothing here."""
+
+    kind: str
+    text: str
+
+
 Event = (
     Fetched
     | WorkerReady
@@ -174,4 +181,5 @@ Event = (
     | StopTask
     | Reopen
     | Drain
+    | Note
 )

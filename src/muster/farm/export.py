@@ -23,9 +23,10 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.reaper import die_with_parent
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.rows import PARTS, TEXT, batches, columns, fit, rows, widen
+from muster.farm.rows import TEXT, batches, blocks, cells, columns, fit, widen
 from muster.run.folder import RunFolder
 
+_ABSENT = object()
 #: What a spreadsheet takes for the start of something to compute.
 _FORMULA = r"^[=+\-@\t\r]"
 
@@ -163,12 +164,16 @@ def refresh(folder: RunFolder) -> None:
 
 def _export_lines(folder: RunFolder, target: Path) -> int:
     known, count = _num_tasks(folder), 0
-    sources = [(column, PARTS[part], name) for column, (part, name, _) in columns(folder).items()]
+    sources = columns(folder)
     with replacing(target) as beside, beside.open("wb") as lines:
-        for row in rows(folder):
-            cells = {column: row[i][name] for column, i, name in sources if name in row[i]}
-            lines.write(canonical.encode(cells) + b"\n")
-            count += 1
+        for block in blocks(folder):
+            by_column = [cells(block, part, name, _ABSENT) for part, name, _ in sources.values()]
+            is_whole = not any(_ABSENT in column for column in by_column)
+            for row in zip(*by_column, strict=True):
+                named = zip(sources, row, strict=True)
+                found = named if is_whole else (at for at in named if at[1] is not _ABSENT)
+                lines.write(canonical.encode(dict(found)) + b"\n")
+            count += len(block.params)
         _check_whole(count, known, target)
     return count
 
@@ -204,15 +209,26 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 type=field.type,
             )
         elif field.type == TEXT and pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
-            cells = [None if v is None else canonical.csv_cell(v) for v in column.to_pylist()]
-            column = pa.array(cells, type=field.type)
+            safe = [None if v is None else canonical.csv_cell(v) for v in column.to_pylist()]
+            column = pa.array(safe, type=field.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _WithoutPandas:
+    """Makes pandas a package that is not there, in a process of its own: of every list pyarrow asks
+    whether it is a column of pandas, and imports that to know. It takes longer than a small table.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(f"{name} is not needed here", name=name)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:  # a child of this process: it goes when that is killed
         die_with_parent(int(sys.argv[2]))
+    sys.meta_path.insert(0, _WithoutPandas())
     try:
         with without_collector():
             refresh(RunFolder(Path(sys.argv[1])))

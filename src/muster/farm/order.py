@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from muster.farm.canonical import decode
 from muster.farm.task import Task
 
-#: More values than this are not told apart, so that memory stays as it is.
-_MOST_VALUES = 10_000
+#: More values than this are not told apart, so that memory stays as it is; and none of a parameter
+#: that has more than this, such as a seed, of which each value is seen once.
+_MOST_VALUES, _MOST_OF_ONE = 10_000, 1000
 _LONGEST_TEXT = 64
 _SHORTEST_S = 1e-3
 #: Lengths differ a little for no reason; what gains less leaves the order as it is.
 _WORTH_IT = 0.98
-
-_Value = tuple[int, str, object]
 
 
 class _Mean:
@@ -41,28 +40,42 @@ class Lengths:
 
     def __init__(self) -> None:
         self._all: dict[int, _Mean] = {}  # of logarithms, by target
-        self._by_value: dict[_Value, _Mean] = {}
+        self._by_value: dict[tuple[int, str], dict[object, _Mean] | None] = {}  # None: too many
+        self._num_values = 0
         self._least, self._most = math.inf, -math.inf
 
     def learn(self, target_id: int, payload: bytes, seconds: float) -> None:
         log_s = math.log(max(seconds, _SHORTEST_S))
         self._least, self._most = min(self._least, log_s), max(self._most, log_s)
         self._all.setdefault(target_id, _Mean()).add(log_s)
-        for value in _values_in(target_id, payload):
-            if value in self._by_value or len(self._by_value) < _MOST_VALUES:
-                self._by_value.setdefault(value, _Mean()).add(log_s)
+        for name, value in _values_in(payload):
+            known = self._by_value.setdefault((target_id, name), {})
+            if known is None:
+                continue
+            if value not in known:
+                if self._num_values == _MOST_VALUES:
+                    continue
+                self._num_values += 1
+                known[value] = _Mean()
+            known[value].add(log_s)
+            if len(known) > _MOST_OF_ONE:
+                self._num_values -= len(known)
+                self._by_value[target_id, name] = None
 
     def expected_s(self, task: Task) -> float | None:
         """How long it will take, within what tasks took so far; None before any has ended."""
         whole = self._all.get(task.target_id)
         if whole is None:
             return None
-        known = (self._by_value.get(one) for one in _values_in(task.target_id, task.payload))
-        log_s = whole.mean + sum(one.mean - whole.mean for one in known if one is not None)
+        log_s = whole.mean
+        for name, value in _values_in(task.payload):
+            known = self._by_value.get((task.target_id, name)) or {}
+            if value in known:
+                log_s += known[value].mean - whole.mean
         return math.exp(min(max(log_s, self._least), self._most))
 
 
-def _values_in(target_id: int, payload: bytes) -> Iterator[_Value]:
+def _values_in(payload: bytes) -> Iterator[tuple[str, object]]:
     try:
         params = decode(payload)
     except (ValueError, LookupError, TypeError):
@@ -73,7 +86,7 @@ def _values_in(target_id: int, payload: bytes) -> Iterator[_Value]:
         if isinstance(value, int | float) or (
             isinstance(value, str) and len(value) <= _LONGEST_TEXT
         ):
-            yield target_id, name, value
+            yield name, value
 
 
 def longest_first(

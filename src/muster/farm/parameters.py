@@ -59,7 +59,7 @@ class Signature:
     def required(self) -> frozenset[str]:
         return frozenset(p.name for p in self.parameters if p.required)
 
-    @property
+    @cached_property
     def takes_seed(self) -> bool:
         """Whether ``seed`` is handed over as an argument; ``ctx.seed`` is there in any case."""
         return self.extra is not None or SEED in self.names

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from muster.base.clock import Clock
 from muster.farm.decisions import Policy
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
 #: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
-#: plan, because each commit rewrites pages all over the index of keys.
-FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
+#: plan, and the more the more there are, because each commit rewrites pages all over the index of
+#: keys. Results and signals wait for the turn to end: of the largest, a third of a second of the
+#: processor, and seconds where it is busy with something else.
+FIRST_CHUNK, _CHUNK, _LARGE_CHUNK, _LARGEST_CHUNK = 1000, 2000, 10_000, 50_000
 _LARGE_PLAN = 50_000
+_CHUNKS_OF_LISTED = 20  # the next chunk is what is listed by this
 _ENQUEUED = "enqueued"  # in the ledger: the plan that it holds all tasks of
 
 
@@ -53,18 +57,22 @@ class Plan:
     driver: Driver | None = None  # chooses further tasks while these run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """The edges of the loop. ``requests`` is asked every turn and must be cheap.
+class Beside(AbstractContextManager[object], Protocol):
+    """What goes on beside the loop, and tells it what others want. It is entered for as long."""
 
-    ``asked``: what others ask about single tasks, each to be answered.
-    """
-
-    show: Callable[[RunView], None]
-    requests: Callable[[], list[Request]]
-    housekeeping: Callable[[RunView], tuple[list[Event], list[Request]]]
     clock: Clock
-    asked: Callable[[], list[Ask]] = list
+
+    def show(self, view: RunView) -> None:
+        """Be told how the work stands, ten times a second."""
+
+    def requests(self) -> list[Request]:
+        """What signals have asked for since the last turn. Called every turn, so it is cheap."""
+
+    def asked(self) -> list[Ask]:
+        """What others ask about single tasks, each to be answered."""
+
+    def do(self, view: RunView) -> tuple[list[Event], list[Request]]:
+        """Whatever has to be done twice a second: events for the scheduler, and requests."""
 
 
 @dataclass
@@ -94,6 +102,7 @@ class Listing:
         self._plan = plan
         self._ledger = ledger
         self._count = FIRST_CHUNK
+        self._num_listed = 0
         self.goes_on = plan.driver is None and not self.is_listed
 
     @property
@@ -109,7 +118,9 @@ class Listing:
         num_new = self._ledger.add_tasks(task for task, _ in zip(chunk, counted, strict=False))
         if next(counted) < self._count:
             self.end()
-        self._count = _CHUNK if self._plan.total < _LARGE_PLAN else _LARGE_CHUNK
+        self._num_listed += self._count
+        many = min(_LARGEST_CHUNK, max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED))
+        self._count = _CHUNK if self._plan.total < _LARGE_PLAN else many
         return num_new
 
     def end(self) -> None:

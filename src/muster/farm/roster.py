@@ -52,6 +52,7 @@ class Worker:
     poisoned: bool = False
     revoking: bool = False
     solo_key: str = ""
+    has_worked: bool = False  # a function that has ended may have left something in its memory
     has_shared: bool = False  # its device, since its head began, with one that is gone now
 
     def begins(self, now: float) -> None:
@@ -173,6 +174,7 @@ class Roster:
         worker.in_flight = {task.task_id: task for task in held.tasks}
         worker.together = held.is_together
         worker.call = frozenset(worker.in_flight if held.is_together else ())
+        worker.has_worked = True  # nobody knows, and one more try is no loss
         worker.begins(now)
         self.workers[held.worker_id] = worker
         slot.worker_id = held.worker_id
@@ -261,6 +263,7 @@ class Pace:
         self._lengths = Lengths()
         # Tasks of one call stand together, and the chunks of a map are written in their order.
         self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
+        self._is_last = False  # what waits is in the order that ends soonest
 
     def learn(self, task: Task, seconds: float) -> None:
         number = task.target_id
@@ -277,14 +280,18 @@ class Pace:
     def queue(self, waiting: deque[Task], event: Fetched, workers: int) -> deque[Task]:
         """What waits, with what was fetched; the last tasks in the order that ends soonest."""
         waiting.extend(event.tasks)
-        if not event.exhausted or self._has_order:
+        self._is_last = event.exhausted and not self._has_order
+        if not self._is_last:
             return waiting
         return deque(longest_first(waiting, self._lengths.expected_s, workers))
 
     def lead(self, target_id: int) -> int:
-        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short."""
+        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short.
+
+        The last tasks are given one by one, or one worker would have the two longest of them.
+        """
         mean = self._mean_s.get(target_id)
-        if mean is None or mean >= _LONG_S:
+        if mean is None or mean >= (_WORTH_ORDER_S if self._is_last else _LONG_S):
             return 1
         return min(self._max_lead, max(2, math.ceil(self._lead_s / max(mean, 1e-6))))
 

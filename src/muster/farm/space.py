@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import UsageError
-from muster.farm.canonical import unwrap_scalar
+from muster.base.errors import UsageError, check_parameter_name
+from muster.farm.canonical import encode_canonical, unwrap_scalar
 from muster.farm.space_texts import (
     MISSING,
     ListRows,
     as_columns,
     check_distinct,
-    check_name,
     checked_seeds,
     content_of,
     parse_grid,
@@ -42,6 +41,9 @@ SEED = "seed"
 
 #: A specification is for people and for comparing; longer lists are shown by their hash.
 _MAX_SHOWN = 200
+
+#: Fewer values in a row are encoded with all others; of more the encoded ones are not kept.
+_MIN_ALONG, _MAX_HELD = 4, 20_000
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,17 @@ class Space:
         list_file: Path | None = None,
         seeds: str | None = None,
         seed_offset: int = 0,
+        priority_column: str = "",
     ) -> Space:
         """The space that command-line texts describe; values without JSON or quotes are `Text`."""
         return _checked(
             cls(
                 grid=_axes("grid", grid),
                 zipped=_axes("zip", zipped),
-                listed=None if list_file is None else read_list(list_file),
+                listed=_ranked(
+                    None if list_file is None else read_list(list_file, priority_column),
+                    priority_column,
+                ),
                 seeds=None if seeds is None else parse_seeds(seeds, seed_offset),
             )
         )
@@ -86,16 +92,18 @@ class Space:
         rows: Iterable[Mapping[str, object]] | None = None,
         seeds: int | Iterable[int] | None = None,
         seed_offset: int = 0,
+        priority_column: str = "",
     ) -> Space:
         """The space of Python values, which keep their types; numpy scalars become Python ones.
 
-        ``seeds`` is a count or the seeds themselves, each shifted by ``seed_offset``.
+        ``priority_column`` of ``rows`` says how urgent each is. ``seeds`` is a count or the seeds
+        themselves, each shifted by ``seed_offset``.
         """
         return _checked(
             cls(
                 grid=_python_axes("grid", grid or {}),
                 zipped=_python_axes("zip", zipped or {}),
-                listed=None if rows is None else _python_rows(rows),
+                listed=_ranked(None if rows is None else _python_rows(rows), priority_column),
                 seeds=None if seeds is None else _python_seeds(seeds, seed_offset),
             )
         )
@@ -123,6 +131,41 @@ class Space:
             for params in self._settings():
                 params[SEED] = seed
                 yield params
+
+    def payloads(self) -> Iterator[bytes]:
+        """`encode_canonical` of each task. Along the fastest name one value changes, and it alone
+        is encoded again.
+        """
+        name: str
+        values: Sequence[object]
+        if self.grid:
+            name, values = self.grid[-1]
+            others = replace(self, grid=self.grid[:-1])
+        else:
+            name, values = SEED, self.seeds or ()
+            others = Space() if not (self.zipped or self.listed) else self
+        if len(values) < _MIN_ALONG or others is self:
+            yield from map(encode_canonical, self)
+            return
+        held = [_entry(name, value) for value in values] if len(values) <= _MAX_HELD else None
+        for params in others:
+            before = encode_canonical({key: params[key] for key in params if key < name})[:-1]
+            after = encode_canonical({key: params[key] for key in params if key > name})[1:]
+            before += b"," * (len(before) > 1)
+            after = b"," * (len(after) > 1) + after
+            for entry in held or (_entry(name, value) for value in values):
+                yield before + entry + after
+
+    def priorities(self) -> Iterator[int]:
+        """How urgent each parameter set is, in their order and again and again."""
+        if self.listed is None or self.listed.priorities is None:
+            return itertools.repeat(0)
+        num_seeds = 1 if self.seeds is None else len(self.seeds)
+        num_each = len(self) // (num_seeds * len(self.listed.rows))
+        again_and_again = itertools.cycle(self.listed.priorities)
+        return itertools.chain.from_iterable(
+            itertools.repeat(one, num_each) for one in again_and_again
+        )
 
     def _settings(self) -> Iterator[dict[str, Any]]:
         names = tuple(name for name, _ in self.grid)
@@ -190,6 +233,11 @@ class Space:
         if self.seeds is not None:
             spec["seeds"] = _shown_seeds(self.seeds)
         return spec
+
+
+def _entry(name: str, value: object) -> bytes:
+    """What stands for it in the canonical encoding of a task."""
+    return encode_canonical({name: value})[1:-1]
 
 
 def _continues(listed: ListRows | None, before: Mapping[str, Any] | None) -> bool:
@@ -288,7 +336,7 @@ def _axes(group: str, texts: Iterable[str]) -> tuple[Axis, ...]:
 def _python_axes(group: str, axes: Mapping[str, Iterable[object]]) -> tuple[Axis, ...]:
     result: list[Axis] = []
     for name, values in axes.items():
-        check_name(name)
+        check_parameter_name(name)
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise UsageError(
                 f"{group} {name} is {values!r}, not a list of values.", hint=f"write [{values!r}]."
@@ -300,12 +348,23 @@ def _python_axes(group: str, axes: Mapping[str, Iterable[object]]) -> tuple[Axis
     return tuple(result)
 
 
+def _ranked(listed: ListRows | None, column: str) -> ListRows | None:
+    if not column:
+        return listed
+    if listed is None:
+        raise UsageError(
+            "--priority-column has no effect without --list.",
+            hint="it names a column of a list; muster add has --priority for all that it adds.",
+        )
+    return listed.with_priorities(column)
+
+
 def _python_rows(rows: Iterable[Mapping[str, object]]) -> ListRows:
     names, cells = as_columns(list(rows))
     if not cells:
         raise UsageError("rows is empty.", hint="one row is one setting to run.")
     for name in names:
-        check_name(name)
+        check_parameter_name(name)
     plain = tuple(tuple(unwrap_scalar(cell) for cell in row) for row in cells)
 
     def content() -> bytes:

@@ -5,21 +5,21 @@ them from ``name=values``, seeds, and list files.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Final
 
-from muster.base.errors import TargetError, UsageError
+from muster.base.errors import TargetError, UsageError, check_parameter_name
 from muster.farm.canonical import encode_canonical
-
-_NAME = re.compile(r"[A-Za-z_][\w./-]*\Z")
 
 
 class Text(str):
@@ -90,24 +90,15 @@ def _first_equal(values: Sequence[object], value: object) -> int:
     return next(i for i, other in enumerate(values) if content_of(other) == content)
 
 
-def check_name(name: str) -> None:
-    if _NAME.match(name):
-        return
-    bare = name.lstrip("-")
-    raise UsageError(
-        f"{name!r} is not a parameter name.",
-        hint=f"did you mean {bare!r}?"
-        if _NAME.match(bare)
-        else "a name starts with a letter or '_' and has no spaces.",
-    )
-
-
 _QUOTES = "'\""
 
 
 @dataclass(frozen=True)
 class ListRows:
-    """The rows of ``--list``: ``rows[i][j]`` is the value of ``names[j]``, or MISSING."""
+    """The rows of ``--list``: ``rows[i][j]`` is the value of ``names[j]``, or MISSING.
+
+    ``priorities``: one for each row; None where all are alike.
+    """
 
     source: str
     names: tuple[str, ...]
@@ -115,6 +106,61 @@ class ListRows:
     content_hash: str
     #: What was hashed; a file is read once more, for it is not kept.
     content: Callable[[], bytes] = field(compare=False, repr=False)
+    priorities: tuple[int, ...] | None = None
+
+    def with_priorities(self, column: str) -> ListRows:
+        """The same without this column, which says how urgent a row is: most urgent rows first.
+
+        A row that leaves it out or empty has 0. Raises UsageError for what is no priority.
+        """
+        if column not in self.names:
+            raise UsageError(
+                f"{self.source} has no column {column}, which is to hold the priorities: it has "
+                f"{', '.join(self.names)}.",
+                hint="check --priority-column.",
+            )
+        if len(self.names) == 1:
+            raise UsageError(f"{self.source} has no column but the priorities: no parameters.")
+        at = self.names.index(column)
+        ranked = [
+            (_priority(row[at], f"{self.source} row {n}: {column} ="), row[:at] + row[at + 1 :])
+            for n, row in enumerate(self.rows, 1)
+        ]
+        ranked.sort(key=lambda one: -one[0])
+        return dataclasses.replace(
+            self,
+            names=self.names[:at] + self.names[at + 1 :],
+            rows=tuple(row for _, row in ranked),
+            priorities=tuple(priority for priority, _ in ranked),
+        )
+
+
+#: No task is more urgent, or can wait longer.
+MOST_PRIORITY = 10**9
+
+
+def check_priority(priority: object, where: str = "--priority") -> int:
+    """``priority`` where a task may have it; UsageError otherwise."""
+    if type(priority) is not int or abs(priority) > MOST_PRIORITY:
+        raise UsageError(
+            f"{where} {priority} is no priority.",
+            hint=f"write a whole number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}.",
+        )
+    return priority
+
+
+def _priority(cell: object, where: str) -> int:
+    """An empty cell is 0, and 2.0 is 2: so pandas writes a column in which cells are empty."""
+    value: object = cell
+    if isinstance(cell, Text):
+        with suppress(ValueError):
+            value = float(cell)
+            value = int(cell)
+    if cell is MISSING or value is None or value != value:
+        return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return check_priority(value, where)
 
 
 def parse_grid(text: str) -> tuple[str, list[object]]:
@@ -130,7 +176,7 @@ def parse_grid(text: str) -> tuple[str, list[object]]:
             f"Cannot read {text!r} as parameter values: there is no '='.",
             hint=f"write {text.strip() or 'name'}=VALUE,VALUE.",
         )
-    check_name(name)
+    check_parameter_name(name)
     rest = rest.strip()
     if not rest:
         raise UsageError(
@@ -165,14 +211,15 @@ def parse_seeds(text: str, offset: int = 0) -> range | tuple[int, ...]:
     return checked_seeds(seeds, f"{text!r}", offset)
 
 
-def read_list(path: Path) -> ListRows:
+def read_list(path: Path, blank: str | None = "") -> ListRows:
     """The rows of a ``.csv`` file with a header, or of a ``.jsonl`` file with one object a line.
 
     Every CSV cell must be filled, since an empty one could mean none, nothing or "the default";
     write ``none`` for None. A JSONL line may leave a name out: the function's default applies.
+    ``blank``: the column of which cells may be empty all the same; None: any.
     """
     readers: dict[str, Callable[[str, bytes], tuple[tuple[str, ...], list[tuple[object, ...]]]]]
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
+    readers = {".csv": partial(_read_csv, blank), ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise UsageError(
@@ -196,7 +243,7 @@ def read_list(path: Path) -> ListRows:
     if not rows:
         raise UsageError(f"The list {path} has no rows.", hint="one row is one setting to run.")
     for name in names:
-        check_name(name)
+        check_parameter_name(name)
     content = path.absolute().read_bytes
     return ListRows(path.name, names, tuple(rows), sha256(data).hexdigest(), content)
 
@@ -280,7 +327,9 @@ def _json_values(name: str, text: str) -> list[object]:
     return list(values)
 
 
-def _read_csv(path: str, data: bytes) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+def _read_csv(
+    blank: str | None, path: str, data: bytes
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     # utf-8-sig: spreadsheets put a byte order mark in front, which would join the first name.
     reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     header = tuple(cell.strip() for cell in next(reader, []))
@@ -301,13 +350,18 @@ def _read_csv(path: str, data: bytes) -> tuple[tuple[str, ...], list[tuple[objec
                 hint="put cells that hold commas in double quotes.",
             )
         for column, cell in zip(header, cells, strict=True):
-            if not cell.strip():
+            if not cell.strip() and blank not in (None, column):
                 raise UsageError(
                     f"{path} line {reader.line_num}: the cell of {column} is empty.",
                     hint="write none for no value; to leave a parameter to its default in some "
                     "rows only, use a .jsonl list.",
                 )
-        rows.append(tuple(known.setdefault(cell, Text(cell.strip())) for cell in cells))
+        rows.append(
+            tuple(
+                known.setdefault(cell, Text(cell.strip())) if cell.strip() else MISSING
+                for cell in cells
+            )
+        )
     return header, rows
 
 

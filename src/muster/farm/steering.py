@@ -9,6 +9,7 @@ are cancelled one by one are told, and they and further tasks are recorded, and 
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -235,15 +236,15 @@ def cancel_in(ledger: Ledger, task_id: int, *, nobody_works: bool = False) -> st
     return "cancelled" if state is None else f"was {state.name.lower()}"
 
 
-def add_in(ledger: Ledger, tasks: Iterable[NewTask], said: Sequence[str]) -> int:
+def add_in(ledger: Ledger, tasks: Iterable[NewTask], said: Sequence[str], listed: str = "") -> int:
     """Add tasks to those of the plan, inside a transaction; how many of them are new.
 
-    ``said``: the words that they were asked for with.
+    ``said``: the words that they were asked for with; ``listed``: the hash of their list.
     """
     before = ledger.last_task()
     num_new = ledger.add_tasks(tasks)
     if num_new:
-        ledger.note_added(before + 1, said)
+        ledger.note_added(before + 1, said, listed)
     return num_new
 
 
@@ -296,7 +297,8 @@ class Asked:
             if num_new := answer.get("added"):
                 picture.added(num_new)
                 scheduler.exhausted = False
-                if any(priority > 0 for *_, priority in ask.what["add"]["tasks"]):
+                least = min((task.priority for task in scheduler.queue), default=math.inf)
+                if any(priority > least for *_, priority in ask.what["add"]["tasks"]):
                     self._give_back(scheduler)
                 decisions.notes.append(("added", f"{count(num_new, 'task')} added"))
         self._to_add = []
@@ -348,9 +350,10 @@ class Asked:
                 return {"refused": "it has begun with another plan meanwhile"}
             tasks = [_task_of(numbers, *line) for line in what["tasks"]]
             said = [str(word) for word in what["said"]]
+            listed = str(what.get("list", ""))
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, MusterError):
             return {"refused": "it does not understand what was asked, of another version"}
-        return {"added": add_in(self._ledger, tasks, said)}
+        return {"added": add_in(self._ledger, tasks, said, listed)}
 
 
 def _task_of(

@@ -38,6 +38,7 @@ class Outcome(StrEnum):
     DEVICE_FAULT = "device_fault"
     BROKEN_CONTEXT = "broken_context"
     HOST_OOM = "host_oom"
+    MEMORY_LIMIT = "memory_limit"
     CRASH = "crash"
     TIMEOUT = "timeout"
     PREEMPTED = "preempted"
@@ -155,7 +156,11 @@ class TargetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSpec:
-    """A place where a worker runs, as the farm sees it."""
+    """A place where a worker runs, as the farm sees it.
+
+    ``memory_mib``: its share of its devices' memory. ``most_host_mib``: what its worker, with all
+    that it starts, may hold of the host's memory; None sets no limit.
+    """
 
     slot_id: int
     label: str
@@ -165,6 +170,7 @@ class SlotSpec:
     num_threads: int = 1
     memory_mib: int | None = None
     num_sharing: int = 1  # workers on the same devices
+    most_host_mib: float | None = None
 
     @property
     def device_key(self) -> str:

@@ -264,7 +264,8 @@ class Picture:
         stopped = [record for _, record in ended if record is not None]
         tried = [record for record, _ in decisions.tried]
         for record in [*decisions.done, *decisions.failed, *stopped, *tried]:
-            self._learn(record)
+            if record.finished.on_device:
+                self._learn(record)
         for record, again in decisions.tried:
             if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
                 self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1
@@ -327,9 +328,9 @@ class Picture:
 
     def _learn(self, record: AttemptRecord) -> None:
         """Note what an attempt says about the memory of its device."""
-        slot_id, finished = self._slot_of.get(record.worker_id, -1), record.finished
-        if finished.on_device and finished.peak_mib is not None:
-            self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), finished.peak_mib)
+        slot_id, peak_mib = self._slot_of.get(record.worker_id, -1), record.finished.peak_mib
+        if peak_mib is not None:
+            self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), peak_mib)
 
     def _line(self, slot: Slot, scheduler: Scheduler, now: float) -> WorkerLine:
         slot_id = slot.spec.slot_id

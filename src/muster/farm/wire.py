@@ -62,8 +62,8 @@ def pack_finished(f: Finished) -> bytes:
     body = f.value if f.outcome is Outcome.OK else f.trace.encode("utf-8", "backslashreplace")
     header = [
         RESULT, f.task_id, f.token, f.outcome.value, f.started_s, f.seconds, f.log_start,
-        f.log_end, f.peak_mib, clean(f.message)[:_MAX_MESSAGE], f.signal, f.poisoned, f.files,
-        f.on_device,
+        f.log_end, f.peak_mib, f.message and clean(f.message)[:_MAX_MESSAGE], f.signal, f.poisoned,
+        f.files, f.on_device,
     ]  # fmt: skip
     return pack(header, body)
 

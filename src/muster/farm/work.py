@@ -5,7 +5,7 @@ then lets the coordinator go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from muster.farm.executors.mailbox import (
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.plan import Ending, Hooks, Numbers, Plan
+from muster.farm.plan import Beside, Ending, Numbers, Plan
 from muster.farm.results import publish, store_value
 from muster.farm.steering import Driver
 from muster.farm.task import (
@@ -49,7 +49,6 @@ from muster.farm.task import (
     TaskState,
 )
 from muster.run.folder import RunFolder
-from muster.run.record import own_id
 from muster.run.session import Session
 
 
@@ -79,15 +78,8 @@ class Work:
     python: Path | None = None
 
 
-def work_off(
-    work: Work,
-    hooks: Hooks,
-    session: Session,
-    *,
-    say: Callable[[str], None],
-    beside: AbstractContextManager[object],
-) -> Ending:
-    """Work until nothing is left, or somebody wants it to end; ``beside`` is entered for as long.
+def work_off(work: Work, beside: Beside, session: Session, *, say: Callable[[str], None]) -> Ending:
+    """Work until nothing is left, or somebody wants it to end.
 
     ``say`` gets a line where tasks of earlier starts run again.
     """
@@ -100,7 +92,7 @@ def work_off(
             say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
         assignment = Assignment(
             folder=work.folder,
-            run_id=own_id(work.folder).text,
+            run_id=session.folder_id.text,
             targets=targets,
             held_mib=MemorySampler(work.settings).used_by,
             why_lost=partial(why_lost, work.settings),
@@ -123,7 +115,7 @@ def work_off(
         labels = [slot.label for slot in plan.slots]
         journal = session.begin(tasks=work.total, workers=labels, code=plan.code)
         executor = work.make_executor(assignment)
-        ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+        ending = Coordinator(plan, ledger, executor, journal, beside).run()
         session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
         return ending
 

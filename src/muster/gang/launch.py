@@ -17,9 +17,10 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from muster.base import processes
 from muster.base.codec import read_json
@@ -50,8 +51,22 @@ _TAIL_LINES = 400
 #: Beyond its grace, what a supervisor may take to end itself and its ranks.
 _SUPERVISOR_S = 10.0
 
-Hear = Callable[[int, str], None]
-Say = Callable[[str], None]
+
+class Watcher(Protocol):
+    """Whoever has a gang launched: he hears of it, and says what others want of it."""
+
+    def hear(self, rank: int, line: str) -> None:
+        """Get a line that a rank of this node has printed."""
+
+    def say(self, line: str) -> None:
+        """Get a remark about the run."""
+
+    def is_cancelled(self) -> bool:
+        """Asked at every turn; it is as good as Ctrl-C."""
+
+    def moves(self) -> bool:
+        """Asked once the ranks of a training have made a step; it is as good as USR1, but for what
+        the ending says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +75,7 @@ class GangEnding:
 
     ``stopped_by``: the name of the signal that ended it, "" for none; ``stall``: what the watchdog
     said; ``is_moving``: it has saved only to go on on other devices; ``word``: what a rank has left
-    behind about how it ended.
+    behind about how it ended; ``ends``: how each rank of this node ended, where one failed.
     """
 
     exit_code: int
@@ -70,24 +85,15 @@ class GangEnding:
     stall: str = ""
     is_moving: bool = False
     word: Mapping[str, Any] = field(default_factory=dict)
+    ends: tuple[RankEnd, ...] = ()
 
 
-def launch_gang(
-    handle: SupervisorHandle | None,
-    spec: GangSpec,
-    hear: Hear,
-    say: Say,
-    is_cancelled: Callable[[], bool] = lambda: False,
-    moves: Callable[[], bool] = lambda: False,
-) -> GangEnding:
+def launch_gang(handle: SupervisorHandle | None, spec: GangSpec, watcher: Watcher) -> GangEnding:
     """Run the gang to its end. The run folder must exist.
 
     ``handle``: a supervisor that was started early; one that does not suit ``spec`` is replaced.
-    ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
-    first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
-    kills at once; USR1 goes to the ranks. ``is_cancelled``, asked at every turn, is as good as
-    Ctrl-C. ``moves``, asked once the ranks of a training have made a step, is as good as USR1, but
-    for what the ending says. The supervisor is closed at the end.
+    The first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
+    kills at once; USR1 goes to the ranks. The supervisor is closed at the end.
     """
     forks = spec.start == "fork"
     if handle is None or handle.forks != forks:
@@ -95,7 +101,7 @@ def launch_gang(
             handle.close()
         handle = start_supervisor(forks=forks)
     with listening() as requests, handle, requests.watched():
-        return _Launch(handle, spec, hear, say, requests, is_cancelled, moves).run()
+        return _Launch(handle, spec, watcher, requests).run()
 
 
 class _Launch:
@@ -103,24 +109,19 @@ class _Launch:
         self,
         handle: SupervisorHandle,
         spec: GangSpec,
-        hear: Hear,
-        say: Say,
+        watcher: Watcher,
         requests: Requests,
-        is_cancelled: Callable[[], bool],
-        moves: Callable[[], bool],
     ) -> None:
         self._handle = handle
         self._spec = spec
-        self._hear = hear
-        self._say = say
+        self._watcher = watcher
         self._requests = requests
-        self._is_cancelled = is_cancelled
-        self._moves = moves
         self._is_moving = self._are_told = self._is_warned = False
         self._picture = self._newest_picture()
         self._tails: dict[int, Tail] = {}
         self._world_size = spec.world_size
         self._report: tuple[str, ...] = ()
+        self._ends: tuple[RankEnd, ...] = ()
         self._restarts = 0
         self._stall = ""
         self._stopped_by = 0
@@ -182,10 +183,10 @@ class _Launch:
                     self._follow(int(rank))
                 if event["restart"] > 0:
                     self._restarts = event["restart"]
-                    self._say(f"restart {self._restarts} of {self._spec.max_restarts}")
-                    self._report, self._stall = (), ""
+                    self._watcher.say(f"restart {self._restarts} of {self._spec.max_restarts}")
+                    self._report, self._stall, self._ends = (), "", ()
             case "remark":
-                self._say(event["text"])
+                self._watcher.say(event["text"])
             case "stall":
                 self._stall = event["text"]
             case "failed":
@@ -195,16 +196,14 @@ class _Launch:
                     self._tails[end["rank"]].skip_to(end["log_size"])
                 if event["restarts_left"] > 0 and not self._stopped_by:
                     for line in self._report or self._stall_report():
-                        self._say(line)
+                        self._watcher.say(line)
             case "done":
                 self._done = event
 
     def _follow(self, rank: int) -> None:
         if rank not in self._tails:
-            path = self._spec.folder.rank_log(rank)
-            self._tails[rank] = Tail(
-                path, lambda line: self._hear(rank, line), lambda: self._traceback_start(rank)
-            )
+            path, hear = self._spec.folder.rank_log(rank), partial(self._watcher.hear, rank)
+            self._tails[rank] = Tail(path, hear, lambda: self._traceback_start(rank))
 
     def _note_new_ranks(self) -> None:
         """From here on the ranks of before have nothing to say."""
@@ -236,8 +235,8 @@ class _Launch:
     # ------------------------------------------------------------------ ending
 
     def _obey_signals(self) -> None:
-        if not self._stopped_by and self._is_cancelled():
-            self._say("muster cancel asks the run to end")
+        if not self._stopped_by and self._watcher.is_cancelled():
+            self._watcher.say("muster cancel asks the run to end")
             self._requests.note(signal.SIGINT, None)
         for number in self._requests.take():
             process = self._handle.process
@@ -245,7 +244,7 @@ class _Launch:
                 self._is_moving, self._is_warned = False, True
                 processes.send_signal(process.pid, number)
             elif not self._stopped_by:
-                self._say(
+                self._watcher.say(
                     f"{signal.Signals(number).name}: the ranks are asked to end and killed after "
                     f"{self._spec.grace_s:.0f} s; again to kill them now"
                 )
@@ -269,9 +268,9 @@ class _Launch:
         if self._is_moving:  # a turn after the request: to answer that may have taken long
             self._are_told = True
             processes.send_signal(self._handle.process.pid, getattr(signal, WARNING, 0))
-        elif self._moves():
+        elif self._watcher.moves():
             self._is_moving = True
-            self._say("muster devices: the ranks save, and use other devices then")
+            self._watcher.say("muster devices: the ranks save, and use other devices then")
 
     def _stop(self, number: int) -> None:
         self._is_moving, self._stopped_by = False, number
@@ -296,6 +295,7 @@ class _Launch:
         culprit = find_culprit(full)
         if culprit is None or (self._stall and all(end.was_stopped for end in full if end.code)):
             return
+        self._ends = tuple(full)
         ooms = processes.out_of_memory_kills() - self._handle.ooms_before
         self._report = report(
             full,
@@ -351,6 +351,7 @@ class _Launch:
             stall=self._stall,
             is_moving=self._is_moving and code == EXIT_REQUEUE,
             word=word,
+            ends=self._ends,
         )
 
     def _code_of_stop(self, recorded: object) -> int:

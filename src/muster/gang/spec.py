@@ -48,7 +48,8 @@ class GangSpec:
     """Everything the supervisor must know.
 
     Attributes
-        num_ranks: on this node; every node has as many.
+        num_ranks: on this node; every node has as many, unless ``ranks_of_nodes`` says how many
+            each has.
         slot: the kind of device under every rank; one on a GPU never computes on the CPU instead.
         visible_devices: CUDA_VISIBLE_DEVICES of every rank, where LOCAL_RANK picks; "" hides all
             GPUs, None leaves the variable as it is.
@@ -70,6 +71,7 @@ class GangSpec:
     restart_on: Literal["failure", "crash"] = "failure"
     start: Start = "exec"
     num_nodes: int = 1
+    ranks_of_nodes: tuple[int, ...] = ()
     min_nodes: int | None = None
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
@@ -80,11 +82,13 @@ class GangSpec:
 
     @property
     def world_size(self) -> int:
-        return self.num_ranks * self.num_nodes
+        return sum(self.ranks_of_nodes) or self.num_ranks * self.num_nodes
 
     @property
     def first_rank(self) -> int:
         """The global rank of this node's first rank, when all nodes take part."""
+        if self.ranks_of_nodes:
+            return sum(self.ranks_of_nodes[: self.node_rank])
         return self.node_rank * self.num_ranks
 
     def to_line(self) -> bytes:
@@ -94,6 +98,7 @@ class GangSpec:
     def from_line(cls, line: bytes) -> GangSpec:
         values = json.loads(line)
         program = values.pop("program")
+        values["ranks_of_nodes"] = tuple(values["ranks_of_nodes"])
         folder = RunFolder(Path(values.pop("folder")["path"]))
         if "target" in program:
             return cls(folder=folder, program=Entry(**program), **values)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
+from types import MappingProxyType
 from typing import Any, Literal
 
 from muster.base.errors import SetupError
-from muster.hosts.connection import Connection
+from muster.hosts.connection import Connection, Way
 from muster.hosts.names import Host
 
 _SKEW_S = 2.0
@@ -22,6 +23,7 @@ _DISK_MIB = 5 << 10
 _SLOW_BYTES_PER_S, _FAR_S = 1 << 20, 0.2
 #: Ray replaces 127.0.0.1 by an outer address of the machine.
 _LOOPBACK = "127.0.0.2"
+_NOTHING: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,31 @@ class Finding:
     fix: str = ""
 
 
-def connect_all(hosts: Sequence[Host], python: str | None) -> list[Connection | SetupError]:
-    """A connection to each, or why there is none; all at once."""
+def connect_all(
+    ways: Sequence[tuple[Host, Way]], facts: Mapping[str, Mapping[str, Any]] = _NOTHING
+) -> list[Connection | SetupError]:
+    """A connection to each, or why there is none; all at once. ``facts``: what is known by name."""
 
-    def connect(host: Host) -> Connection | SetupError:
+    def connect(pair: tuple[Host, Way]) -> Connection | SetupError:
         try:
-            return Connection(host, python)
+            return Connection(*pair, facts.get(pair[0].name))
         except SetupError as error:
             return error
 
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(connect, hosts))
+    with ThreadPoolExecutor(max(1, len(ways))) as pool:
+        try:
+            return list(pool.map(connect, ways))
+        except BaseException:  # Ctrl-C: the pool waits for its threads
+            for _, way in ways:
+                way.circle.end()
+            raise
 
 
 @contextlib.contextmanager
-def connected(hosts: Sequence[Host], python: str | None = None) -> Iterator[list[Connection]]:
+def connected(hosts: Sequence[Host], way: Way | None = None) -> Iterator[list[Connection]]:
     """Connections to all of them, closed at the end. Raises SetupError with the first failure."""
-    found = connect_all(hosts, python)
+    way = way or Way()
+    found = connect_all([(host, way) for host in hosts])
     connections = [one for one in found if isinstance(one, Connection)]
     try:
         for one in found:
@@ -88,7 +98,9 @@ def here() -> dict[str, str | None]:
 def judge(
     host: Host, facts: Mapping[str, Any], here: Mapping[str, str | None]
 ) -> Iterator[Finding]:
-    """What a host's facts say of it. ``here``: the versions of this machine."""
+    """What a host's facts say of it. ``here``: the versions of this machine. ``muster_code``, in
+    both or in neither, tells two checkouts of one version apart.
+    """
     python = facts["python"]
     ours, theirs = str(here["python_version"]), str(facts["python_version"])
     if ours.split(".")[:2] == theirs.split(".")[:2]:
@@ -99,7 +111,11 @@ def judge(
         yield Finding("python", "failure", f"{theirs} ({python}); here it is {ours}", fix)
     for name, package in (("muster", "muster-gpu"), ("ray", "ray")):
         wanted_version, version = here[name], facts[name]
-        if version == wanted_version is not None:
+        is_same = facts.get("muster_code") == here.get("muster_code")
+        if name == "muster" and version == wanted_version and not is_same:
+            fix = "install the same there as here, from the same commit."
+            yield Finding(name, "warning", f"{version}, but other code than here", fix)
+        elif version == wanted_version is not None:
             yield Finding(name, "ok", version)
         elif wanted_version is None:
             fix = "pip install 'muster-gpu[ray]'"
@@ -141,6 +157,14 @@ def _gpus(host: Host, facts: Mapping[str, Any]) -> Finding:
     if missing:
         fix = f"name those that are there, or {host.name} alone for all of them."
         return Finding("GPUs", "failure", f"no GPU {', '.join(map(str, missing))}: {found}", fix)
+    held = {gpu["index"]: gpu["held"] for gpu in gpus if gpu.get("held")}
+    wanted = host.gpus or ()
+    if held and host.cpu_workers is None:
+        told = "; ".join(f"GPU {index} is {who}" for index, who in held.items())
+        is_in_vain = len(held) == len(gpus) or not held.keys().isdisjoint(wanted)
+        state: Literal["warning", "failure"] = "failure" if is_in_vain else "warning"
+        fix = f"wait until it ends (`muster queue` on {host.name} shows it), or name others."
+        return Finding("GPUs", state, told, fix)
     return Finding("GPUs", "ok", found)
 
 

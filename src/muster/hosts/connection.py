@@ -6,9 +6,14 @@ import json
 import os
 import select
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import resources
 from types import TracebackType
 from typing import Any
@@ -21,6 +26,8 @@ from muster.hosts.names import Host
 #: What a user may replace it with: another program, a configuration of its own (ssh -F FILE).
 SSH = "MUSTER_SSH"
 _CONNECT_S = 10
+#: What a far end that was hung up on has to clear up.
+_HANG_UP_S = 10.0
 _OPTIONS = (
     "-4", "-T", "-x", "-a", "-e", "none",  # Ray and the tried links are IPv4
     "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
@@ -32,6 +39,7 @@ _OPTIONS = (
 _HELLO = b"muster-far-end"
 #: The first that has Muster, else the first that there is: it says at least what is missing.
 _FIND_PYTHON = """\
+{setup}
 for each in {candidates}; do
   command -v "$each" >/dev/null 2>&1 || continue
   first="${{first:-$each}}"
@@ -43,21 +51,71 @@ exec "$first" -uc '{program}'
 """
 
 
+_SILENT = "see whether the machine is overloaded, or the link broken."
+#: In this shell, for what it sets; not with what is sent to Python as its stdin.
+_SETUP = """\
+eval {line} </dev/null >&2 || {{ echo "muster: --setup has failed: "{line} >&2; exit 97; }}"""
+
+
+class Circle:
+    """Connections that one thread makes and uses, and another may end at any moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: list[Connection] = []
+        self._is_over = False
+
+    def add(self, connection: Connection) -> None:
+        with self._lock:
+            self._members.append(connection)
+            if self._is_over:
+                connection.hang_up()
+
+    def end(self) -> None:
+        """Whoever waits for an answer gets a SetupError instead; so does who connects later."""
+        with self._lock:
+            self._is_over = True
+            for one in self._members:
+                one.hang_up()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How Python is found on a host: where it is, and lines of bash before that.
+
+    ``circle``: what ends the connection early.
+    """
+
+    python: str | None = None
+    setup: Sequence[str] = ()
+    circle: Circle = field(default_factory=Circle)
+
+
 class Connection:
     """Open from construction to ``close``, which ends whatever the far end has started.
 
+    ``facts``: where they are known already, they are not asked for again.
     Raises SetupError, with what ssh said, for a host that cannot be reached.
     """
 
-    def __init__(self, host: Host, python: str | None = None) -> None:
+    def __init__(
+        self, host: Host, way: Way | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
         self.host = host
-        self._heard = b""
+        self._heard = bytearray()
+        self._has_begun = False
+        self._writing = threading.Lock()  # never held for long: whoever hangs up takes it too
+        self._last_call: threading.Timer | None = None
+        way = way or Way()
         code = resources.files("muster.hosts").joinpath("far_end.py").read_bytes()
-        words = ("sh", "-c", _script(None if host.is_local else python, len(code)))
+        python = None if host.is_local else way.python
+        shell = "bash" if way.setup else "sh"
+        words = (shell, *(["-l"] if way.setup else []), "-c", _script(python, way.setup, len(code)))
         argv = list(words) if host.is_local else ssh_command(host, shlex.join(words))
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the driver, which takes all down in order
                 env=child_environment({}),
             )  # fmt: skip
@@ -66,10 +124,15 @@ class Connection:
                 f"{argv[0]} cannot be started: {error.strerror}.",
                 hint=f"install an SSH client, or say in {SSH} which one to use.",
             ) from None
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        os.set_blocking(self._stdin.fileno(), False)
         try:
-            self._send(code)
+            way.circle.add(self)
+            self._send(code, 3.0 * _CONNECT_S)
             self._wait_for_hello()
-            self.facts: dict[str, Any] = self.ask("facts", limit_s=60.0)
+            self._has_begun = True
+            self.facts: Mapping[str, Any] = facts or self.ask("facts", limit_s=60.0)
         except BaseException:
             self.close()
             raise
@@ -77,32 +140,57 @@ class Connection:
     def ask(self, name: str, *arguments: Any, after: bytes = b"", limit_s: float = 30.0) -> Any:
         """The far end's answer. ``after``: bytes behind the request.
 
-        Raises SetupError where it fails there, or none comes within ``limit_s`` seconds.
+        Raises SetupError where it fails there, or where nothing goes on for ``limit_s`` seconds.
         """
-        self._send(json.dumps([name, arguments]).encode() + b"\n" + after)
+        self._send(json.dumps([name, arguments]).encode() + b"\n" + after, limit_s)
         answer = json.loads(self._line(limit_s))
         if "problem" in answer:
             raise SetupError(f"{self.host.name}: {clean_text(answer['problem'])}")
         return answer["is"]
+
+    def fetch(
+        self, name: str, place: str, position: int, most: int, limit_s: float = 120.0
+    ) -> bytes:
+        """The far end's answer where it is bytes of a file, at most so many. Raises what ``ask``
+        raises, and SetupError where it would send more: that is not to fill the memory here."""
+        size, deadline = (
+            self.ask(name, place, position, most, limit_s=limit_s), time.monotonic() + limit_s,
+        )  # fmt: skip
+        if type(size) is not int or not 0 <= size <= most:
+            raise SetupError(f"{self.host.name} sends {size!r:.50} bytes of a file, not {most}.")
+        while len(self._heard) < size:
+            self._hear(deadline, limit_s)
+        data = bytes(self._heard[:size])
+        del self._heard[:size]
+        return data
 
     @property
     def is_open(self) -> bool:
         """Whether the far end, and with it what it has started, is there as far as is known."""
         return self._process.poll() is None
 
+    def hang_up(self) -> None:
+        """Tell the far end to end, from any thread; ``close`` still has to be called. An ssh that
+        has not ended a little later is killed."""
+        self._shut()
+        if not self._has_begun:  # an ssh that is still connecting does not look
+            self._kill()
+        elif self._last_call is None:
+            self._last_call = threading.Timer(_HANG_UP_S, self._kill)
+            self._last_call.daemon = True
+            self._last_call.start()
+
     def close(self, limit_s: float = 30.0) -> None:
         """End the far end and wait until it has cleared up; an ssh that hangs is killed."""
         process = self._process
-        try:
-            if process.stdin:
-                process.stdin.close()
-        except OSError:
-            pass
+        self._shut()
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self._kill()
             process.wait()
+        if self._last_call is not None:
+            self._last_call.cancel()
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()
@@ -116,43 +204,71 @@ class Connection:
     ) -> None:  # fmt: skip
         self.close()
 
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
-        except OSError:
-            raise self._lost() from None
+    def _kill(self) -> None:
+        """With its ProxyCommand, which holds what is read from here."""
+        if self._process.poll() is None:  # else the number may be another's by now
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _shut(self) -> None:
+        """The end of its stdin, which ends the far end."""
+        with self._writing, suppress(OSError):
+            self._stdin.close()
+
+    def _send(self, data: bytes, limit_s: float) -> None:
+        """All of it; SetupError where nothing is taken for so many seconds."""
+        left, deadline = memoryview(data), time.monotonic() + limit_s
+        while left:
+            try:
+                with self._writing:
+                    count = self._stdin.write(left)  # None: there is no room
+                    number = self._stdin.fileno()
+            except (OSError, ValueError):  # ValueError: it has been hung up
+                raise self._lost() from None
+            if count:
+                left, deadline = left[count:], time.monotonic() + limit_s
+            elif time.monotonic() > deadline:
+                raise SetupError(
+                    f"{self.host.name} takes nothing that is sent to it for {limit_s:g} s.",
+                    hint=_SILENT,
+                )
+            else:
+                with suppress(OSError):  # closed meanwhile
+                    select.select([], [number], [], 0.2)
 
     def _wait_for_hello(self) -> None:
-        """Past what a login script of the host may print."""
+        """Past what a login script of the host may print, also without an end of line."""
         deadline = time.monotonic() + 3 * _CONNECT_S
         while self._line(max(0.0, deadline - time.monotonic())) != _HELLO:
             pass
 
     def _line(self, limit_s: float) -> bytes:
-        assert self._process.stdout is not None
-        number, deadline = self._process.stdout.fileno(), time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         while b"\n" not in self._heard:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([number], [], [], left)[0]:
-                raise SetupError(
-                    f"{self.host.name} does not answer within {limit_s:g} s.",
-                    hint="see whether the machine is overloaded, or the link broken.",
-                )
-            piece = os.read(number, 1 << 16)
-            if not piece:
-                raise self._lost()
-            self._heard += piece
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line
+            self._hear(deadline, limit_s)
+        line, _, rest = self._heard.partition(b"\n")
+        self._heard = bytearray(rest)
+        return bytes(line)
+
+    def _hear(self, deadline: float, limit_s: float) -> None:
+        assert self._process.stdout is not None
+        number, left = self._process.stdout.fileno(), deadline - time.monotonic()
+        if left <= 0 or not select.select([number], [], [], left)[0]:
+            raise SetupError(
+                f"{self.host.name} does not answer within {limit_s:g} s.",
+                hint=_SILENT,
+            )
+        piece = os.read(number, 1 << 16)
+        if not piece:
+            raise self._lost()
+        self._heard += piece
 
     def _lost(self) -> SetupError:
         """What ssh says of a connection that ended, with what to do."""
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
         said = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
         text = clean_text(" ".join(said.split()))[-300:]
         return SetupError(
@@ -170,13 +286,16 @@ def ssh_command(host: Host, remote: str) -> list[str]:
     return [*program, *_OPTIONS, "--", host.name, f"exec {remote}"]
 
 
-def _script(python: str | None, size: int) -> str:
+def _script(python: str | None, setup: Sequence[str], size: int) -> str:
     program = (
-        'import sys; sys.stdout.buffer.write(b"muster-far-end\\n"); sys.stdout.flush(); '
+        'import sys; sys.stdout.buffer.write(b"\\nmuster-far-end\\n"); sys.stdout.flush(); '
         f'exec(compile(sys.stdin.buffer.read({size}), "far_end", "exec"))'
     )
     candidates = [python] if python else [sys.executable, "python3", "python"]
-    return _FIND_PYTHON.format(candidates=shlex.join(candidates), program=program)
+    lines = [_SETUP.format(line=shlex.quote(line)) for line in setup]
+    return _FIND_PYTHON.format(
+        setup="\n".join(lines), candidates=shlex.join(candidates), program=program
+    )
 
 
 def _remedy(name: str, said: str) -> str:
@@ -186,6 +305,8 @@ def _remedy(name: str, said: str) -> str:
         return f"nobody is asked for a password; let it in with a key: ssh-copy-id {name}"
     if "Could not resolve" in said:
         return "use the machine's full name, or give it one in ~/.ssh/config."
+    if "--setup has failed" in said:
+        return "correct the line; it is read by bash, as after a login."
     if "no python3" in said:
         return "install Python 3.11 there with Muster, or say where it is: --hosts-python PATH."
     return f"see what this says: ssh -v {name} true"

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -24,6 +27,8 @@ from typing import Any, Callable, NoReturn
 
 _FOLDER = [""]
 _LISTENERS: list[socket.socket] = []  # kept open to the end
+_CHILDREN: list[subprocess.Popen[bytes]] = []  # the one that was started
+_LEASES: list[Any] = []  # held until what uses the GPUs is gone
 _ENDING = threading.Lock()
 
 
@@ -40,7 +45,7 @@ def facts() -> dict[str, Any]:
     gpus: list[dict[str, Any]] = []
     driver, problem = None, ""
     try:
-        asked = "--query-gpu=index,name,memory.total,memory.used,driver_version"
+        asked = "--query-gpu=index,name,memory.total,memory.used,driver_version,uuid"
         told = subprocess.run(
             ["nvidia-smi", asked, "--format=csv,noheader,nounits"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30,
@@ -50,10 +55,11 @@ def facts() -> dict[str, Any]:
             problem = " ".join(text.split())[:200]
         for line in [] if problem else text.splitlines():
             words = [word.strip() for word in line.split(",")]
-            if len(words) == 5 and words[0].isdigit():
+            if len(words) == 6 and words[0].isdigit():
                 total, used = (int(w) if w.isdigit() else None for w in words[2:4])
                 gpus.append({"index": int(words[0]), "name": words[1], "memory_total_mib": total,
-                             "memory_used_mib": used})  # fmt: skip
+                             "memory_used_mib": used, "uuid": words[5],
+                             "held": _held(words[5])})  # fmt: skip
                 driver = words[4]
     except FileNotFoundError:
         pass
@@ -72,6 +78,7 @@ def facts() -> dict[str, Any]:
         "driver": driver,
         "gpu_problem": problem,
         "cpus": len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1,
+        "memory_mib": _memory_mib(),
         "disk_free_mib": shutil.disk_usage(tempfile.gettempdir()).free >> 20,
         "temp_dir": tempfile.gettempdir(),
         "time_s": time.time(),
@@ -80,6 +87,63 @@ def facts() -> dict[str, Any]:
         "peer": addresses[0] if len(addresses) == 4 else "",
         "address": addresses[2] if len(addresses) == 4 else "",
     }
+
+
+def muster_code() -> str:
+    """What tells two checkouts of one version apart; "" without Muster."""
+    spec = importlib.util.find_spec("muster")
+    found = hashlib.sha256()
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        for parent, _, names in sorted(os.walk(place)):
+            for name in sorted(name for name in names if name.endswith(".py")):
+                with open(os.path.join(parent, name), "rb") as file:
+                    text = file.read()
+                about = os.path.relpath(os.path.join(parent, name), place), len(text)
+                found.update(repr(about).encode() + text)
+    return found.hexdigest()[:16] if spec else ""
+
+
+def _memory_mib() -> int | None:
+    """What programs can still get of the memory."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) >> 10
+    except (OSError, LookupError, ValueError):
+        return None
+
+
+def _held(uuid: str) -> str:
+    """Which run of Muster has leased the GPU on this host; "" for none, or without Muster."""
+    try:
+        from muster.base.settings import read_settings
+        from muster.devices.leases import held_by
+    except ImportError:
+        return ""
+    return str(held_by(uuid, read_settings()) or "")
+
+
+def lease(uuids: list[str], run: str) -> list[str]:
+    """Lease the GPUs for as long as this process lives, as a run of this host does.
+
+    Returns why some cannot be; then none is.
+    """
+    from muster.base.settings import read_settings
+    from muster.devices.leases import Lease, acquire
+
+    settings = read_settings()
+    found = [acquire(uuid, run, settings) for uuid in uuids]
+    _LEASES.extend(one for one in found if isinstance(one, Lease))
+    problems = [str(one) for one in found if not isinstance(one, Lease)]
+    if problems:
+        _give_back()
+    return problems
+
+
+def _give_back() -> None:
+    while _LEASES:
+        with contextlib.suppress(Exception):
+            _LEASES.pop().release()
 
 
 def listen(address: str) -> int:
@@ -119,41 +183,60 @@ def swallow(count: int) -> None:
         count -= len(data)
 
 
-def start(
-    argv: list[str], environment: dict[str, str], files: dict[str, str], until: str, limit_s: float
-) -> dict[str, Any]:
-    """Start a program, and wait until it has printed ``until``. ``{folder}``: a new, closed one."""
+def start(argv: list[str], environment: dict[str, str], files: dict[str, str]) -> str:
+    """Start a program; ``{folder}`` is a new folder, closed to others, which is returned."""
     if _FOLDER[0]:
         raise RuntimeError("something was started already")
     _FOLDER[0] = tempfile.mkdtemp(prefix="muster-hosts-", dir="/tmp")  # sockets have short names
     for name, text in files.items():
-        path = os.path.join(_FOLDER[0], name)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
+        write(name, text)
 
     def place(text: str) -> str:
         return text.replace("{folder}", _FOLDER[0])
 
+    from muster.base.reaper import guarded
+
+    marked = guarded()
     if sys.platform == "linux":  # what loses its parent becomes a child of this process
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    log_path = os.path.join(_FOLDER[0], "log")
-    with open(log_path, "wb") as log:
+    with open(os.path.join(_FOLDER[0], "log"), "wb") as log:
         child = subprocess.Popen(
             [place(word) for word in argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env={**os.environ, **{k: place(v) for k, v in environment.items()}},
+            env={**os.environ, **marked, **{k: place(v) for k, v in environment.items()}},
             start_new_session=True, cwd=_FOLDER[0],
         )  # fmt: skip
+    _CHILDREN.append(child)
+    return _FOLDER[0]
+
+
+def write(name: str, text: str) -> None:
+    """A file for the program, whole as soon as it is there."""
+    path = os.path.join(_FOLDER[0], name)
+    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
+def wait(until: str, limit_s: float) -> dict[str, Any]:
+    """Wait until the program has printed ``until``, and return what follows it in that line.
+
+    With the program this process ends from then on.
+    """
+    (child,) = _CHILDREN
     deadline = time.monotonic() + limit_s
     while True:
         code = child.poll()
-        with open(log_path, "rb") as said:
+        with open(os.path.join(_FOLDER[0], "log"), "rb") as said:
             text = said.read().decode(errors="replace")
-        if until in text and code is None:
+        _, found, rest = text.partition(until)
+        if found and "\n" in rest and code is None:
             threading.Thread(target=follow, args=(child,), daemon=True).start()
-            return {"folder": _FOLDER[0]}
+            return {"said": rest.partition("\n")[0].strip()}
         if code is not None or time.monotonic() > deadline:
             return {"error": " ".join(text.split())[-600:] or "it says nothing", "code": code}
-        time.sleep(0.05)
+        # Nothing is asked before this is answered: what can be read is the end.
+        if select.select([0], [], [], 0.02)[0] and not os.read(0, 1):
+            end(1)
 
 
 def follow(child: subprocess.Popen[bytes]) -> None:
@@ -165,10 +248,11 @@ def follow(child: subprocess.Popen[bytes]) -> None:
 def end(code: int) -> NoReturn:
     """Kill what was started, remove its folder, and be gone."""
     _ENDING.acquire()
-    with contextlib.suppress(Exception):
-        if _FOLDER[0]:
+    if _FOLDER[0]:
+        with contextlib.suppress(Exception):
             _kill_all()
-            shutil.rmtree(_FOLDER[0], ignore_errors=True)
+        shutil.rmtree(_FOLDER[0], ignore_errors=True)
+    _give_back()
     os._exit(code)
 
 
@@ -193,23 +277,37 @@ def main() -> None:
     calls: dict[str, Callable[..., Any]] = {
         "echo": lambda: None,
         "facts": facts,
+        "lease": lease,
         "listen": listen,
+        "muster_code": muster_code,
         "reach": reach,
+        "start": start,
         "swallow": swallow,
+        "wait": wait,
+        "write": write,
     }
-    calls["start"] = start
+
+    def use(module: str) -> None:
+        """Learn the calls of a module of Muster's, which is installed here."""
+        calls.update(importlib.import_module(module).calls(_FOLDER))
+
+    calls["use"] = use
     while True:
         line = sys.stdin.buffer.readline()
         if not line:
             end(0)
         name, arguments = json.loads(line)
+        data = b""
         try:
-            answer = {"is": calls[name](*arguments)}
+            found = calls[name](*arguments)
+            if isinstance(found, bytes):  # it follows the line
+                data, found = found, len(found)
+            answer = {"is": found}
         except Exception as error:
             answer = {"problem": "%s: %s" % (type(error).__name__, error)}  # noqa: UP031
         try:
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+            sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
+            sys.stdout.buffer.flush()
         except OSError:  # nobody reads any more
             end(1)
 

@@ -71,8 +71,7 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
     Raises OutOfMemory where the step does; the rows are then as they were.
     """
     if step.one is not None:
-        for row in rows:
-            _apply_one(step, step.one, row, keeps_ids)
+        _apply_one(step, step.one, rows, keeps_ids)
         return
     made = iter(_call_many(step, [record for row in rows for record in row.records]))
     for row in rows:
@@ -87,25 +86,26 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
 
 
 def _apply_one(
-    step: Step, function: Callable[[dict[str, Any]], Any], row: Row, keeps_ids: bool
+    step: Step, function: Callable[[dict[str, Any]], Any], rows: Sequence[Row], keeps_ids: bool
 ) -> None:
-    kept: list[dict[str, Any]] = []
-    for record in row.records:
-        try:
-            made = function(record.copy())
-        except Exception as error:
-            made = failure_of(step.name, error)
-        if type(made) is Failure:
-            made = _again(step, function, record, made)
-        if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
-            kept.append(made)
-            continue
-        made = checked(step.name, made)
-        if isinstance(made, Failure):
-            row.failures.append(made)
-        else:
-            kept += children(record, made, keeps_ids=keeps_ids)
-    row.records = kept
+    for row in rows:
+        kept: list[dict[str, Any]] = []
+        for record in row.records:
+            try:
+                made = function(record.copy())
+            except Exception as error:
+                made = failure_of(step.name, error)
+            if type(made) is Failure:
+                made = _again(step, function, record, made)
+            if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
+                kept.append(made)
+                continue
+            made = checked(step.name, made)
+            if isinstance(made, Failure):
+                row.failures.append(made)
+            else:
+                kept += children(record, made, keeps_ids=keeps_ids)
+        row.records = kept
 
 
 def _again(

@@ -6,7 +6,6 @@ rows in the journal are not read again, and a row that kills its worker is found
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
 import math
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.base.atomic_files import explain_os_error
 from muster.base.device_faults import (
@@ -42,6 +41,9 @@ from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
 from muster.pipeline.stages import METER
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
+
+if TYPE_CHECKING:
+    import asyncio
 
 _REPORT_EVERY_S = 0.2
 _MEMORY_EVERY_S = 0.5
@@ -95,6 +97,8 @@ class Chunk:
         self._num_blank = 0
         self._seen: Any = None
         self._row_of = worker.source.row_of(shard)
+        #: Whether records have ids, and no row of this chunk was found to kill its worker.
+        self._is_usual = self._keeps_ids and self._recovery.row < 0
         self._writer = RowWriter(worker, journal, self._row_of)
         self._reported_s = self._looked_s = 0.0
 
@@ -211,19 +215,30 @@ class Chunk:
         taken = list(itertools.islice(rows, most)) if most > 0 else []
         while taken and taken[-1][0] >= self._stop:  # rows before it were in the journal
             taken.pop()
-        batch = [self._row(number, record) for number, record in taken]
+        batch = self._rows(taken)
         self._worker.waited_s += time.perf_counter() - began
         if not batch:
             self._next = max(self._next, self._stop)
             return batch
         self._next = batch[-1].number + 1
-        self._in_flight.update(row.number for row in batch)
+        self._in_flight.update([row.number for row in batch])
         self._journal.begin(self._note())
         return batch
 
     def _note(self) -> InProgress:
         doubted = self._doubted[0].number if self._doubted else -1
         return self._recovery.note(min(self._in_flight), self._next, self._ctx.tries, doubted)
+
+    def _rows(self, taken: Sequence[tuple[int, dict[str, Any] | BadRow | None]]) -> list[Row]:
+        make = self._row
+        if not self._is_usual:
+            return [make(number, record) for number, record in taken]
+        return [  # as `_row` does it, without the call; an ArrowRow is no dict in this sense
+            Row(number, record["id"], [record], [])
+            if type(record) is dict and "id" in record
+            else make(number, record)
+            for number, record in taken
+        ]
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
         absolute = self._row_of(number)
@@ -285,6 +300,8 @@ class Chunk:
 
     async def _run_waiting(self, rows: Numbered) -> None:
         """Keep ``concurrency`` rows in the waiting stages, and store each when it is done."""
+        import asyncio  # which costs a worker that waits for nothing a third of its start
+
         ready: list[Row] = []
         running: set[asyncio.Task[Row]] = set()
         is_over = False
@@ -331,7 +348,7 @@ class Chunk:
     def _store(self, batch: list[Row]) -> None:
         if self._ctx.device != "cpu":
             self._check_device([failure for row in batch for failure in row.failures])
-        self._in_flight.difference_update(row.number for row in batch)
+        self._in_flight.difference_update([row.number for row in batch])
         if self._recovery.row >= 0:
             has_verdict = self._recovery.has_verdict
             self._doubted += [row for row in batch if has_verdict(row.number)]

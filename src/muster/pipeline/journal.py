@@ -91,6 +91,8 @@ class Journal:
         self._entries: list[Entry] = []
         self._synced_s = time.monotonic()
         self._recover()
+        #: Of all lines, if this process has written them all; else they are read again at the end.
+        self._digest = None if self._entries else hashlib.sha256()
 
     # ------------------------------------------------------------------ while it grows
 
@@ -111,6 +113,8 @@ class Journal:
             len(lines), zlib.crc32(lines), len(rejects), zlib.crc32(rejects),
         )  # fmt: skip
         write_all(self._rows, lines)
+        if self._digest is not None:
+            self._digest.update(lines)
         if rejects:
             write_all(self._bad, rejects)
         packed = _ENTRY.pack(*entry)
@@ -120,9 +124,14 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        for handle in (self._rows, self._bad, self._index):
+        for handle in (self._rows, self._index):
             os.fsync(handle)
+        self._sync_rejects()
         self._synced_s = time.monotonic()
+
+    def _sync_rejects(self) -> None:
+        if any(entry.bad_size for entry in self._entries):  # of nothing nothing can be lost
+            os.fsync(self._bad)
 
     def begin(self, note: InProgress) -> None:
         """Note which rows are worked on from now, so that a crash can be traced to them."""
@@ -181,15 +190,19 @@ class Journal:
         any other chunk is cut back to what its index shows.
         """
         os.fsync(self._rows)
-        os.fsync(self._bad)
+        self._sync_rejects()
         ordered = sorted(self._entries)
-        if ordered == self._entries:
-            for raw, final in ((self._rows_raw, self.rows_path), (self._bad_raw, self.bad_path)):
-                if raw.exists():
-                    os.replace(raw, final)
+        is_in_order = ordered == self._entries
+        if is_in_order:
+            _rename(self._rows_raw, self.rows_path)
+            _rename(self._bad_raw, self.bad_path)
         else:
             self._write_ordered(ordered)
-        sha256 = self._write_final_index(ordered)
+        if is_in_order and self._digest is not None:
+            sha256 = self._digest.hexdigest()
+            _rename(self._raw_index, self._final_index)
+        else:
+            sha256 = self._write_final_index(ordered)
         totals = _totals(ordered, sha256)
         if not totals.bad_size:
             self.bad_path.unlink(missing_ok=True)
@@ -301,6 +314,12 @@ def _open(path: Path) -> int:
 def _there(raw: Path, final: Path) -> Path:
     """The growing file, or the final one if a kill interrupted ``finish`` after its rename."""
     return final if final.exists() and not raw.exists() else raw
+
+
+def _rename(raw: Path, final: Path) -> None:
+    """Give a file its final name, unless it has it already."""
+    if raw.exists():
+        os.replace(raw, final)
 
 
 def _copy_pieces(handle: int, pieces: list[tuple[int, int]], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import inspect
 import logging
@@ -10,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.base.codec import read_json, write_json
 from muster.base.errors import TargetError
@@ -19,6 +18,9 @@ from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
 from muster.pipeline.stages import METER, REJECTED_IN, StageSpec, make_stage
 from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    import asyncio
 
 _DEFAULT_BATCH = 32
 #: Functions of one record cost little: larger batches keep the journal's share small.
@@ -82,6 +84,7 @@ class Worker:
 
     def __init__(self, folder: RunFolder, plan: MapPlan, device: str) -> None:
         _log_to_stderr()
+        _keep_freed_memory()
         self.folder = folder
         self.plan = plan
         self.device = device
@@ -96,7 +99,7 @@ class Worker:
         for spec, stage in zip(plan.stages, self.stages, strict=True):
             self._sort_in(spec.name, stage)
         self.concurrency = max((_concurrency_of(*one) for one in self.waiting), default=1)
-        self.loop = asyncio.new_event_loop() if self._has_coroutines() else None
+        self.loop = _new_loop() if self._has_coroutines() else None
         self.is_set_up = False
         self.num_rows = self.num_rejected = 0
         self.rejected_in: Counter[str] = Counter()  # failures of records by the names of stages
@@ -207,12 +210,26 @@ class _Alone:
         return made
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
 def _log_to_stderr() -> None:
     """Send what stages and engines log, from INFO on, to the worker's log."""
     logger = logging.getLogger("muster")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep some megabytes that are free, for the next block of rows. It keeps twice the
+    largest block that it has mapped and freed, which is 256 KiB before the first: the kernel would
+    clear every page of every block anew, which costs a fifth of a cheap stage's time.
+    """
+    bytes(4 << 20)
 
 
 _worker: Worker | None = None

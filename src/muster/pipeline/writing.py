@@ -77,14 +77,18 @@ class RowWriter:
         what became of them ``is_certain``.
         """
         worker = self._worker
+        if (lines := self._usual_lines(batch)) is not None:
+            worker.num_rows += len(batch)
+            self._note_ids(batch)
+            self._store_held()
+            self._journal.add(batch[0].number, batch[-1].number + 1, b"".join(lines), len(lines))
+            return
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
-        worker.num_rejected += sum(1 for row in batch if row.failures)
-        worker.rejected_in.update(failure.stage for row in batch for failure in row.failures)
-        if self._gives_ids and not self.has_own_ids:
-            self.has_own_ids = not all(map(self._has_our_ids, batch))
-        if self.ids.ends is not None:
-            self.ids.add([record.get("id") for row in batch for record in row.records])
+        failed = [row for row in batch if row.failures]
+        worker.num_rejected += len(failed)
+        worker.rejected_in.update(failure.stage for row in failed for failure in row.failures)
+        self._note_ids(batch)
         if is_certain:
             self._write(written)
             return
@@ -95,6 +99,29 @@ class RowWriter:
             return
         self._store_held()
         self._write(written)
+
+    def _usual_lines(self, batch: list[Row]) -> list[bytes] | None:
+        """The lines of rows that follow each other and gave a record each; None of other rows,
+        and where Arrow data or values that JSON does not know take more care.
+        """
+        if batch[-1].number - batch[0].number != len(batch) - 1:
+            return None
+        option = _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
+        lines, dumps = [], orjson.dumps
+        for row in batch:
+            if row.failures or row.source is not None or len(row.records) != 1:
+                return None
+            try:
+                lines.append(dumps(row.records[0], None, option))
+            except (TypeError, ValueError):
+                return None
+        return lines
+
+    def _note_ids(self, batch: list[Row]) -> None:
+        if self._gives_ids and not self.has_own_ids:
+            self.has_own_ids = not all(map(self._has_our_ids, batch))
+        if self.ids.ends is not None:
+            self.ids.add([record.get("id") for row in batch for record in row.records])
 
     def _has_our_ids(self, row: Row) -> bool:
         """Whether the id of every record is the row's number, or a text that begins with it."""

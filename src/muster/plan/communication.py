@@ -57,7 +57,7 @@ class Link:
 
 _NCCL = "NCCL's tuning table (src/graph/tuning.cc, hwLat, ring with the Simple protocol)"
 _PCIE = "PCI-SIG: {} GT/s x 16 lanes x 128/130 coding / 8"
-_IB = "the rate of the port / 8"
+_IB = "the rate of a node's ports together / 8"
 _GUESS = "gloo over loopback, an order of magnitude: measure it and give --link-*"
 
 #: name → α in µs, its source, GB/s of one direction, its source.
@@ -75,12 +75,7 @@ LINKS: dict[str, tuple[float, str, float, str]] = {
                         "AMD Instinct MI300X data sheet: 7 links x 128 GB/s both ways"),
     "infinity-fabric2": (3.4, _NCCL + " for NVLink", 100.0,
                          "AMD CDNA 2: 50 GB/s of a link each way; two links of a die at work"),
-    "net10": (14.0, _NCCL, 1.25, _IB),
-    "net25": (14.0, _NCCL, 3.125, _IB),
-    "net50": (14.0, _NCCL, 6.25, _IB),
     "net100": (14.0, _NCCL, 12.5, _IB),
-    "net200": (14.0, _NCCL, 25.0, _IB),
-    "net400": (14.0, _NCCL, 50.0, _IB),
     "gloo-loopback": (100.0, _GUESS, 1.0, _GUESS),
 }  # fmt: skip
 #: How many links of a die a ring uses depends on the machine, and gloo's figures are a guess.
@@ -102,10 +97,18 @@ _USUAL: tuple[tuple[str, str], ...] = (
 
 
 def find_link(name: str) -> Link:
-    """A row of the table; UnknownNameError for another name."""
-    if name not in LINKS:
+    """A row of the table, or a network of any rate; UnknownNameError for another name.
+
+    >>> find_link("net1600").bandwidth.value.value  # eight cards of 200 Gbit/s
+    200000000000.0
+    """
+    if network := re.fullmatch(r"net([1-9]\d{0,5})", name):
+        alpha_us, alpha_source, _, source = LINKS["net100"]
+        gb_s = int(network[1]) / 8
+    elif name in LINKS:
+        alpha_us, alpha_source, gb_s, source = LINKS[name]
+    else:
         raise UnknownNameError("link", name, LINKS)
-    alpha_us, alpha_source, gb_s, source = LINKS[name]
     make = assumed if name in _ASSUMED_ROWS else from_table
     return Link(
         name=name,
@@ -166,8 +169,9 @@ def usual_link(card_name: str) -> str:
 class Fabric:
     """How devices are joined: ``link`` inside a node, ``network`` between nodes.
 
-    ``devices_per_node``: None for one node, whatever the number. A node has one network card,
-    which its devices share. ``host``: the link over which processes agree once per step.
+    ``devices_per_node``: None for one node, whatever the number. A node's devices share its
+    network, whose rate is that of all its network cards together. ``host``: the link over which
+    processes agree once per step.
     ``overlaps``: False where sending takes the very cores that compute, so that nothing is hidden.
     """
 

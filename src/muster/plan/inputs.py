@@ -15,6 +15,7 @@ from muster.plan.calibrate import Calibration
 from muster.plan.communication import Fabric, find_link, given_link, presumed, usual_link
 from muster.plan.compute import ComputeTime, Group, card_of, from_flops
 from muster.plan.prices import PriceList
+from muster.plan.published import Reach, of_kind, reach
 from muster.plan.request import KindOfWork, PlanRequest
 from muster.plan.scaling import Machine, Work
 from muster.plan.transformer import Transformer
@@ -31,21 +32,8 @@ from muster.plan.units import (
     given,
 )
 
-_RESNET = (
-    "ResNet-50 as published by the card's maker: 6,000 to 7,000 images/s on 8 V100, about 20,000 "
-    "on 8 A100"
-)
-_LARGE = (
-    "GPT-2 on 8 A100 (nanoGPT 30 %, llm.c 60 %), Llama-2 7B on 128 A100 (57 %, PyTorch FSDP), PaLM "
-    "(46 %, appendix B)"
-)
-#: The share of the peak that a training reaches, by what it computes: the usual, the least and the
-#: most that is published, and where.
-_UTILISATION: dict[KindOfWork, tuple[float, float, float, str]] = {
-    "transformer": (0.4, 0.3, 0.6, _LARGE),
-    "convolution": (0.18, 0.13, 0.22, _RESNET),
-    "other": (0.25, 0.1, 0.5, "nothing is known of the work (--work); from small kernels to LLMs"),
-}
+#: The share of the peak that a training reaches of which nothing is known: usual, least, most.
+_OF_OTHERS = Reach(0.25, 0.1, 0.5)
 _GRADIENT_BYTES = 4  # under autocast gradients are fp32
 
 
@@ -220,16 +208,28 @@ def _derived_from(known: Known, group: Group) -> dict[str, Figure[Any] | None]:
     return {
         "operations per sample": flops_of(known),
         "peak": peak_of(known, group),
-        "utilisation": _utilisation(known),
+        "utilisation": _utilisation(known, group),
     }
 
 
-def _utilisation(known: Known) -> Figure[float]:
+def _utilisation(known: Known, group: Group) -> Figure[float]:
     rate = known.request.utilisation
     if rate is not None:
         return given(rate, "--utilisation")
-    usual, least, most, source = _UTILISATION[kind_of_work(known)]
-    return assumed(usual, f"between {least:g} and {most:g}: {source}")
+    found, source = _reach(known, group)
+    return assumed(found.usual, f"between {found.least:.2g} and {found.most:.2g}: {source}")
+
+
+def _reach(known: Known, group: Group) -> tuple[Reach, str]:
+    """The shares of the peak that such work reaches on such a device, and how that is known."""
+    kind = kind_of_work(known)
+    if kind == "other":
+        return _OF_OTHERS, "nothing is known of the work (--work); from small kernels to LLMs"
+    cases = of_kind(kind)
+    card = None if known.request.peak_tflops is not None else group.card
+    found = reach(kind, card, known.precision_on(group), cases)
+    names = ", ".join(dict.fromkeys(case.name.partition(",")[0] for case in cases))
+    return found, f"nine of ten, by what is published of {len(cases)} trainings: {names}"
 
 
 def kind_of_work(known: Known) -> KindOfWork:
@@ -239,14 +239,14 @@ def kind_of_work(known: Known) -> KindOfWork:
 
 
 def range_of(known: Known, group: Group) -> tuple[Known, Known] | None:
-    """``known`` with the least and with the most utilisation that is published for such work.
+    """``known`` with the least and with the most utilisation, as published work has it.
 
     None where nothing of the kind is assumed: steps were measured, or the utilisation is given.
     """
     if known.request.utilisation is not None or not is_derived(known, group):
         return None
-    _, least, most, _ = _UTILISATION[kind_of_work(known)]
-    return _with_utilisation(known, least), _with_utilisation(known, most)
+    found, _ = _reach(known, group)
+    return _with_utilisation(known, found.least), _with_utilisation(known, found.most)
 
 
 def _with_utilisation(known: Known, rate: float) -> Known:
@@ -260,7 +260,7 @@ def _derived(known: Known, group: Group) -> ComputeTime:
         if known.transformer is not None:
             hint = "add --sequence-length."
         raise UsageError("Nothing is known about how long a step takes.", hint=hint)
-    return from_flops(flops, peak_of(known, group), _utilisation(known))
+    return from_flops(flops, peak_of(known, group), _utilisation(known, group))
 
 
 def _global_batch(known: Known) -> Figure[int]:

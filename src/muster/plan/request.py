@@ -68,7 +68,7 @@ class PlanRequest:
     devices_per_node: int | None = None
     """Devices of one node; more devices need --network."""
     network: str | None = None
-    """What joins nodes: net10, net25, net50, net100, net200, net400."""
+    """What joins nodes: net and the Gbit/s of a node's network cards together: net100, net3200."""
     input_rate: float | None = None
     """Samples/s that storage and loaders deliver to all devices together."""
     step_spread: float | None = None

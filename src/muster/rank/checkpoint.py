@@ -50,6 +50,7 @@ from muster.rank.checkpoint_files import (
     find_steps,
     step_folder,
 )
+from muster.rank.checkpoint_travel import gather_parts, sees_same
 
 Tensors = Mapping[str, Tensor]
 _ASIDE = ".aside-"
@@ -152,8 +153,7 @@ class CheckpointWriter:
         if self._rank == 0:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
-        if self._group is not None:
-            dist.barrier(group=self._group)
+        sees = self._group is None or sees_same(beside, self._group, self._rank)
         expect_single_process()
         save(
             dict(snapshot.tensors),
@@ -164,6 +164,8 @@ class CheckpointWriter:
             process_group=self._group,
             no_dist=self._group is None,
         )
+        if self._group is not None:
+            gather_parts(beside, self._group, self._rank, sees=sees)
         if self._rank == 0:
             self._commit(snapshot, beside, final)
 

@@ -46,6 +46,7 @@ from muster.run.folder import RunFolder
 _TRAINING = "_training"
 _FLUSH_EVERY_S = 1.0
 _TENSORBOARD_EVERY_S = 0.25
+_BOARD_FLUSHES_EVERY_S = 2
 _WITHOUT_NORM = (
     '{"kind": "train", "step": %d, "epoch": %d, "samples": %d, "loss": %r, "lr": %r, "seconds": %r'
     "}\n"
@@ -130,7 +131,7 @@ class Record:
             self._step_to_board(values, now)
         if now >= self._flush_due_s:
             self._flush_due_s = now + _FLUSH_EVERY_S
-            self.flush()
+            self._write_steps()  # TensorBoard's writer has a clock of its own
 
     def _step_to_board(self, values: StepLine, now: float) -> None:
         if now >= self._board_due_s:
@@ -223,7 +224,7 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         return None
     # What an earlier start wrote beyond this step is hidden by TensorBoard.
-    return SummaryWriter(str(folder), purge_step=step + 1)
+    return SummaryWriter(str(folder), purge_step=step + 1, flush_secs=_BOARD_FLUSHES_EVERY_S)
 
 
 def _cut_after(path: Path, step: int) -> None:
@@ -303,7 +304,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 _LINE_EVERY_S = 5.0
-_STATUS_EVERY_S = 0.5
+_STATUS_EVERY_S = 1.0
 
 
 class Reporter:

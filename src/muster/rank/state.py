@@ -33,6 +33,7 @@ from muster.rank.checkpoint_files import (
     read_extra,
     step_folder,
 )
+from muster.rank.checkpoint_travel import bring
 from muster.rank.process_group import Gang
 from muster.rank.seeding import MODEL, mix, seed_everything
 from muster.rank.task import check_code
@@ -150,6 +151,7 @@ class State:
         found = intact_best(folder, start.say) if start.gang.is_first else None
         step: int | None = start.gang.council.share(found)
         if step is not None:
+            bring(start.gang, step_folder(folder, step))
             load_state(step_folder(folder, step), self._model, None, {}, self._readers)
         return step
 
@@ -171,6 +173,8 @@ def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:
         step = newest_intact(folder, start.say)
     step = gang.council.share(step)
     checkpoint = None if step is None else step_folder(folder, step)
+    if checkpoint is not None:
+        bring(gang, checkpoint)
     extra = {} if checkpoint is None else read_extra(checkpoint)
     check_code(
         extra.get("code", {}), start.code, gang, start.folder, start.say,

@@ -20,6 +20,7 @@ runs/<name>/
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
+  files/HOST/         with --hosts: what a program has written into its working folder on that host
   checkpoints/        <key>.ckpt of long tasks that saved one; <key>/ what a program saved, and the
                       run folder of a training that is a task, until it is done
   points/             what the programs of unfinished tasks have logged
@@ -68,6 +69,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -77,12 +79,33 @@ from muster.base.settings import CHECKPOINT_DIR, variable
 RESULT_FILE = "result.json"
 #: What the folder of an experiment with phases has, instead of a run.json.
 EXPERIMENT_FILE = "experiment.json"
+_HASH_DIGITS = 6
+#: File systems allow 255 bytes; the rest is left to whatever is put after the name.
+_MAX_NAME = 80
 
 
 def default_root() -> Path:
     """Where runs are kept that were given no place: a run that is a task of another is inside it,
     where its next attempt goes on with it."""
     return Path(variable(CHECKPOINT_DIR) or "runs")
+
+
+def name_with_hash(name: str, digest: str) -> str:
+    """``<name>-<6 digits of digest>``, safe as a file name on every system.
+
+    Anything but ASCII letters, digits, ``.``, ``_`` and ``-`` becomes ``-``; an empty name
+    becomes ``run``.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    safe = re.sub(r"-{2,}", "-", safe)[:_MAX_NAME].strip("-.")
+    return f"{safe or 'run'}-{digest[:_HASH_DIGITS]}"
+
+
+def folder_for(name: str, digest: str, more: str = "") -> RunFolder:
+    """The folder of a run that was given no place. ``digest``: of what decides about its result,
+    so that the same command finds it again; ``more``: what follows the name.
+    """
+    return RunFolder(default_root() / f"{name_with_hash(name, digest)}{more}")
 
 
 @dataclass(frozen=True)
@@ -165,7 +188,7 @@ class RunFolder:
     def ending_json(self) -> Path:
         return self.path / "ending.json"
 
-    @property
+    @cached_property
     def attempts(self) -> Path:
         return self.path / "attempts"
 
@@ -173,7 +196,7 @@ class RunFolder:
         """The private folder of one attempt, published by rename when it is accepted."""
         return self.attempts / f"{key}.{token}"
 
-    @property
+    @cached_property
     def artifacts(self) -> Path:
         return self.path / "artifacts"
 
@@ -181,11 +204,11 @@ class RunFolder:
         """Spread over 256 folders, so that 100,000 tasks do not share one listing."""
         return self.artifacts / key[:2] / key
 
-    @property
+    @cached_property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
+    @cached_property
     def points(self) -> Path:
         return self.path / "points"
 
@@ -322,6 +345,18 @@ class RunFolder:
 
     def element(self, number: int) -> RunFolder:
         return RunFolder(self.elements / str(number))
+
+    @property
+    def array(self) -> RunFolder | None:
+        """The run that this one is an element of; None for a run of its own."""
+        place = self.path.absolute()
+        if place.parent.name != self.elements.name or not place.name.isdigit():
+            return None
+        array = RunFolder(place.parent.parent)
+        return array if array.elements_json.exists() and array.exists() else None
+
+    def files_of(self, host: str) -> Path:
+        return self.path / "files" / host
 
     @property
     def memory_json(self) -> Path:

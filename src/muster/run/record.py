@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from muster.base.atomic_files import explain_os_error, replacing
 from muster.base.codec import MalformedError, as_read_back, decode, read_record, write_json
 from muster.base.errors import PlanMismatchError, SetupError
+from muster.base.shown_text import command_line, shell_word
 from muster.run.folder import RunFolder
 
 FORMAT = 1
@@ -88,6 +89,13 @@ class RunRecord:
     def is_program(self) -> bool:
         """Whether it is a program of the user's, of which only its ranks are known."""
         return self.kind == "run"
+
+    def how_it_goes_on(self, folder: RunFolder) -> str:
+        """What the user types to go on with the run in ``folder``, of which this is the record."""
+        if self.is_program or not (self.argv or folder.array):
+            call = command_line(self.argv) if self.argv else f"{self.call}(…)"
+            return f"the same again, in {self.cwd}: {call}"
+        return f"muster resume {shell_word(folder.whole)}"
 
 
 def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> RunRecord:

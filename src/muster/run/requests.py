@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from muster.base.atomic_files import write_atomic
 from muster.base.errors import SetupError
+from muster.base.shown_text import shell_word
 from muster.run.folder import RunFolder
 
 _LOOK_EVERY_S = 0.05
@@ -143,8 +144,8 @@ def ask(
                 raise SetupError(
                     f"{folder.path} has heard what was asked for, and its answer cannot be written "
                     "there.",
-                    hint=f"the disk may be full. See what has been done: muster status "
-                    f"{folder.path}",
+                    hint=f"the disk may be full. See what has been done: "
+                    f"muster status {shell_word(folder.path)}",
                 )
             if not alive:
                 return None

@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -28,8 +29,9 @@ from muster.base.errors import (
     SetupError,
 )
 from muster.base.journal import Journal
+from muster.base.shown_text import shell_word
 from muster.run.folder import RunFolder
-from muster.run.record import RunRecord, read_run, write_run
+from muster.run.record import FolderId, RunRecord, own_id, read_run, write_run
 from muster.run.requests import Ask, Mailbox
 
 if sys.platform == "linux":
@@ -153,8 +155,8 @@ def _busy(folder: RunFolder) -> SetupError:
     who = f"process {known}" if known else "another process"
     return SetupError(
         f"{folder.path} is being worked on by {who}.",
-        hint=f"watch it with `muster status {folder.path}`, or end it with "
-        f"`muster cancel {folder.path}`.",
+        hint=f"watch it with `muster status {shell_word(folder.path)}`, or end it with "
+        f"`muster cancel {shell_word(folder.path)}`.",
     )
 
 
@@ -198,6 +200,11 @@ class Session:
         self._mailbox = mailbox
         self._journal: Journal | None = None
         self._has_ended = self._is_over = False
+
+    @cached_property
+    def folder_id(self) -> FolderId:
+        """The id of its very folder, drawn where this one has none yet."""
+        return own_id(self._folder)
 
     def is_cancelled(self) -> bool:
         return self._mailbox is not None and self._mailbox.is_cancelled()

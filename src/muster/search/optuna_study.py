@@ -1,20 +1,17 @@
-"""A search as a study of Optuna's, which samplers look at and which other tools open.
+"""The samplers of Optuna in a search, and what a search is called in Optuna's words.
 
-Everything that knows Optuna is here; it is imported when a search needs it. Optuna is told through
-its storage in memory, so that a trial costs one entry and no sampler is asked twice.
+It is imported when a search needs it. Optuna is told through its storage in memory, so that a trial
+costs one entry and no sampler is asked twice.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MissingPackageError
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
 #: These keep something in the study, so a rebuilt study has to be made by asking them again.
 _STATEFUL = frozenset({"qmc", "cmaes", "nsga2"})
-#: Trials of which the importance is computed: 2 s for 200, 30 s for 1,000 of eight parameters.
-_MOST_WEIGHED = 200
 _NEEDS = {"qmc": ("scipy",), "gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 
 
@@ -44,7 +39,7 @@ class StudySampler:
     def __init__(self, spec: SearchSpec) -> None:
         self._spec = spec
         self._optuna = import_optuna(f"The sampler {spec.sampler}", *_NEEDS.get(spec.sampler, ()))
-        with _quiet(self._optuna):
+        with quiet(self._optuna):
             self._storage = self._optuna.storages.InMemoryStorage()
             self._study = self._optuna.create_study(
                 storage=self._storage,
@@ -56,7 +51,7 @@ class StudySampler:
         self._in_common: Any = None
 
     def pick(self, number: int) -> dict[str, Any]:
-        with _quiet(self._optuna), _one_thread(self._spec.sampler == "gp"):
+        with quiet(self._optuna), _one_thread(self._spec.sampler == "gp"):
             self._study.sampler = self._with_known_space(self._sampler_for(number))
             trial = self._study.ask()
             params: dict[str, Any] = {}
@@ -113,7 +108,7 @@ class StudySampler:
     ) -> int:
         made = self._optuna.trial.create_trial(
             state=state,
-            params=_to_optuna(self._spec, params),
+            params=as_optuna(self._spec, params),
             distributions={name: self._distributions[name] for name in params},
             intermediate_values=steps,
             values=values,
@@ -217,7 +212,7 @@ def is_inside(spec: SearchSpec, params: Mapping[str, Any]) -> bool:
     return all(name in known and known[name].holds(value) for name, value in params.items())
 
 
-def _to_optuna(spec: SearchSpec, params: Mapping[str, Any]) -> dict[str, Any]:
+def as_optuna(spec: SearchSpec, params: Mapping[str, Any]) -> dict[str, Any]:
     known = {axis.name: axis.distribution for axis in spec.space.axes}
     found = dict(params)
     for name, value in params.items():
@@ -252,7 +247,7 @@ def _population(spec: SearchSpec) -> int:
 
 
 @contextmanager
-def _quiet(package: Any) -> Iterator[None]:
+def quiet(package: Any) -> Iterator[None]:
     """Without what Optuna says about itself; its settings are as before afterwards."""
     before = package.logging.get_verbosity()
     package.logging.set_verbosity(package.logging.ERROR)
@@ -278,125 +273,3 @@ def _one_thread(is_needed: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def to_optuna(
-    spec: SearchSpec,
-    trials: list[Trial],
-    storage: Any = None,
-    name: str = "muster",
-    spans: Mapping[int, tuple[float, float]] | None = None,
-) -> Any:
-    """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such
-    as ``sqlite:///optuna.db``; ``spans``: when a trial began and ended, in seconds since 1970, now
-    where that is unknown. Raises what Optuna raises where there is a study of that name."""
-    package = import_optuna("An export to Optuna")
-    known = optuna_distributions(spec)
-    with _quiet(package):
-        study = package.create_study(
-            storage=storage,
-            study_name=name,
-            directions=[objective.direction for objective in spec.objectives],
-        )
-        study.set_metric_names([objective.name for objective in spec.objectives])
-        for trial in trials:
-            state, values, steps = outcome_of(spec, trial)
-            own = {name: trial.params[name] for name in trial.params if name in known}
-            inside = own if is_inside(spec, own) else {}
-            made = package.trial.create_trial(
-                state=package.trial.TrialState["RUNNING" if trial.state == "running" else state],
-                params=_to_optuna(spec, inside),
-                distributions={name: known[name] for name in inside},
-                values=values,
-                intermediate_values=steps,
-                user_attrs=_remarks(spec, trial),
-                system_attrs=constraints_of(spec, trial),
-            )
-            if spans and trial.number in spans:  # Optuna keeps them without a time zone
-                begin, end = map(datetime.fromtimestamp, spans[trial.number])
-                made.datetime_start = begin
-                made.datetime_complete = end if made.state.is_finished() else None
-            study.add_trial(made)
-    return study
-
-
-def write_study(
-    spec: SearchSpec,
-    trials: list[Trial],
-    spans: Mapping[int, tuple[float, float]],
-    path: Path,
-    name: str,
-) -> None:
-    """The same study as an SQLite file, which is made in memory first: so it is whole, and its path
-    need not fit into a URL. ``path`` is a new or an empty file.
-
-    Raises OSError where it cannot be written.
-    """
-    package = import_optuna("An export to Optuna", "sqlalchemy")
-    from sqlalchemy.exc import SQLAlchemyError
-
-    with _quiet(package):
-        storage = package.storages.RDBStorage("sqlite://")
-    try:
-        to_optuna(spec, trials, storage, name, spans)
-        storage.remove_session()
-        with storage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as made:
-            made.exec_driver_sql("VACUUM INTO ?", (str(path),))
-    except SQLAlchemyError as error:
-        raise OSError(str(error.__cause__ or error)) from error
-    finally:
-        storage.engine.dispose()
-
-
-def _remarks(spec: SearchSpec, trial: Trial) -> dict[str, Any]:
-    remarks: dict[str, Any] = {"by": trial.by, "state": trial.state}
-    if trial.parent is not None:
-        remarks |= {"parent": trial.parent, "start": trial.start}
-    if spec.seeds is not None:
-        remarks["seeds"] = {
-            str(seed): {o.name: _finite(task.value_of(o.name)) for o in spec.objectives}
-            for seed, task in trial.tasks.items()
-        }
-    outside = {n: v for n, v in trial.params.items() if n not in spec.space.names}
-    if outside:
-        remarks["other parameters"] = json.dumps(outside)
-    return remarks
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-def importances(spec: SearchSpec, compared: Sequence[tuple[Trial, float]]) -> dict[str, float]:
-    """How much of the variation of these values each parameter explains (fANOVA, Hutter et al.
-    2014), the largest first.
-
-    Only parameters that all of the trials have can be told; empty where there are fewer than two of
-    them, or where all have one value. Of many trials a few hundred are taken, evenly, because the
-    time grows faster than their number.
-    """
-    package = import_optuna("The importance of parameters", "sklearn")
-    usable = [
-        (trial, value)
-        for trial, value in compared
-        if math.isfinite(value) and is_inside(spec, trial.params)
-    ]
-    taken = usable[:: math.ceil(len(usable) / _MOST_WEIGHED) or 1]
-    shared = set(spec.space.names).intersection(*(trial.params for trial, _ in taken))
-    if len({value for _, value in taken}) < 2 or not shared:
-        return {}
-    known = optuna_distributions(spec)
-    with _quiet(package):
-        study = package.create_study()
-        for trial, value in taken:
-            own = {name: trial.params[name] for name in spec.space.names if name in shared}
-            study.add_trial(
-                package.trial.create_trial(
-                    params=_to_optuna(spec, own),
-                    distributions={name: known[name] for name in own},
-                    value=value,
-                )
-            )
-        evaluator = package.importance.FanovaImportanceEvaluator(seed=0)
-        found = package.importance.get_param_importances(study, evaluator=evaluator)
-    return {key: float(value) for key, value in found.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import inspect
 import math
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import cached_property
 from random import Random
 from typing import Annotated, Any
 
-from muster.base.errors import UnknownNameError, UsageError
+from muster.base.errors import UnknownNameError, UsageError, check_parameter_name
 from muster.search.distributions import (
     Choice,
     Distribution,
@@ -104,7 +103,7 @@ class Space:
         for text in texts:
             name, sign, rest = text.partition("=")
             name = name.strip()
-            if not sign or not re.fullmatch(r"[\w.-]+", name):
+            if not sign or not name:
                 raise UsageError(
                     f"The space {text!r} does not begin with the name of a parameter and '='.",
                     hint="--space 'lr=log(1e-5,1e-1)'",
@@ -232,12 +231,7 @@ def _values(distribution: Distribution) -> Iterable[Any]:
 
 
 def _read_axis(name: str, text: str) -> Axis:
-    if not name.isidentifier():
-        raise UsageError(
-            f"The space names {name!r}, which cannot be the name of a parameter.",
-            hint="a name has letters, digits and _, and no digit first; a command may have its own "
-            f"beside it: --{name}={{{re.sub('[^a-zA-Z0-9]+', '_', name)}}}.",
-        )
+    check_parameter_name(name)
     first, *conditions = text.split(_IF)
     return Axis(
         name, read_distribution(name, first), tuple(_read_when(name, c) for c in conditions)

@@ -7,13 +7,12 @@ What a file says and this search cannot do is refused by name. What matters to W
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from muster.base.errors import UnknownNameError, UsageError
+from muster.base.errors import UnknownNameError, UsageError, check_parameter_name
 from muster.search.distributions import Choice, Distribution, Float, Int
 from muster.search.space import Axis, Space
 from muster.search.spec import Budget, Direction, Objective, SamplerName, SearchSpec, Stopping
@@ -190,16 +189,11 @@ def _expect_nothing_beside(name: str, given: Mapping[str, Any]) -> None:
 
 
 def checked_name(name: Any) -> str:
-    """UsageError for a name that a parameter of a search cannot have."""
-    text = str(name)
-    if not text.isidentifier():
-        raise UsageError(
-            f"The sweep file has the parameter {text!r}; here a name has letters, digits and _, "
-            "and no digit first.",
-            hint="give it such a name, and write the program's own behind --: "
-            f"-- python train.py --{text}={{{re.sub('[^a-zA-Z0-9]+', '_', text)}}}",
-        )
-    return text
+    """Raises:
+    UsageError: no parameter can have this name.
+    """
+    check_parameter_name(str(name))
+    return str(name)
 
 
 def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:

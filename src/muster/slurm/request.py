@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
-from muster.base.flags import Flag
+from muster.base.flags import Flag, parse_memory_mib
 from muster.base.settings import Settings
 
 #: Cores that are asked for with each GPU where nobody has said how many.
@@ -67,6 +67,11 @@ class SlurmOptions:
     """SLURM: one more option of sbatch. May be given several times."""
     setup_lines: Annotated[tuple[str, ...], Flag(is_hidden=True)] = ()
 
+    @property
+    def memory_parts(self) -> list[str]:
+        """What asks for memory per core or GPU, which SLURM does not take beside ``--mem``."""
+        return [one for one in self.slurm_args if further_option(one)[0].startswith("mem-per-")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(SlurmOptions):
@@ -94,16 +99,23 @@ class JobRequest(SlurmOptions):
         if self.memory is not None:
             check_memory(self.memory)
         _ = self.further
+        if self.memory is not None and self.memory_parts:
+            raise UsageError(
+                f"--mem {self.memory} and {self.memory_parts[0]} exclude each other on SLURM.",
+                hint="leave one of them out.",
+            )
 
     def with_site(self, site: JobRequest) -> JobRequest:
         """This request, with what it leaves open from the site file."""
+        asks_memory = self.memory is not None or self.memory_parts
+        parts = site.memory_parts if asks_memory else ()
         return dataclasses.replace(
             self,
             partition=self.partition or site.partition,
             account=self.account or site.account,
             time_limit=self.time_limit or site.time_limit,
-            memory=self.memory or site.memory,
-            slurm_args=(*site.slurm_args, *self.slurm_args),
+            memory=self.memory if asks_memory else site.memory,
+            slurm_args=(*(one for one in site.slurm_args if one not in parts), *self.slurm_args),
             setup_lines=(*site.setup_lines, *self.setup_lines),
         )
 
@@ -198,6 +210,16 @@ def check_memory(text: str, flag: str = "--mem") -> str:
             hint="write 16G, or a whole number of megabytes: 16000. 0 asks for all of the node's.",
         )
     return short
+
+
+def memory_mib(text: str) -> float:
+    """MiB in what ``check_memory`` has let pass; SLURM takes a bare number for megabytes.
+
+    >>> memory_mib("2G"), memory_mib("500"), memory_mib("0")
+    (2048.0, 500.0, 0.0)
+    """
+    short = check_memory(text)
+    return parse_memory_mib(short if short[-1].isalpha() else f"{short}M", "--mem")
 
 
 def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:

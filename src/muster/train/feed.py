@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_worker_info
 
 from muster.base.errors import TargetError
 from muster.base.settings import usable_cpu_count
@@ -72,8 +72,11 @@ class Fetcher(Dataset[Any]):
 
     def __getitem__(self, order: Order) -> Batch:
         if self._columns is not None:
+            tensors, rows = self._columns
             chosen = torch.tensor(order.indices)
-            return Batch([column[chosen] for column in self._columns], len(order.indices))
+            if rows is not None:
+                chosen = rows[chosen]
+            return Batch([column[chosen] for column in tensors], len(order.indices))
         samples = self._samples(order)
         return Batch(self._collate(samples) if samples else None, len(samples))
 
@@ -93,13 +96,26 @@ class Fetcher(Dataset[Any]):
         return found
 
 
-def _columns(dataset: Dataset[Any], collate: Collate) -> tuple[torch.Tensor, ...] | None:
-    """The tensors of a plain TensorDataset, where collating means stacking.
+def _columns(
+    dataset: Dataset[Any], collate: Collate
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None] | None:
+    """The tensors of a TensorDataset, and which of their rows are meant, where collating means
+    stacking: also of a part of one, as random_split makes it, and of a class that gives its items
+    as TensorDataset does.
 
     A whole batch of rows is then taken at once: the same batch at a tenth of the time.
     """
+    rows: torch.Tensor | None = None
+    while type(dataset) is Subset:
+        of_part = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        rows = of_part if rows is None else of_part[rows]
+        dataset = dataset.dataset
     is_stacking = getattr(collate, "__func__", None) is Task.collate
-    return dataset.tensors if is_stacking and type(dataset) is TensorDataset else None
+    if not is_stacking or not isinstance(dataset, TensorDataset):
+        return None
+    if type(dataset).__getitem__ is not TensorDataset.__getitem__:
+        return None
+    return None if hasattr(dataset, "__getitems__") else (dataset.tensors, rows)
 
 
 def draws_random_numbers(dataset: Dataset[Any], num_samples: int) -> bool:

@@ -127,7 +127,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     council.check_same("the number of training samples", num_samples)
     checkpoint, extra = newest_state(start)
     num_shares = len(gang.devices) if is_dp else gang.num_ranks
-    fits = remembered_micro_batch(folder.memory_json)
+    fits = council.share(remembered_micro_batch(folder.memory_json))
     contract, plan = agree_on_contract(
         config, num_shares, num_samples, extra, say, fits=fits, in_one_process=is_dp
     )

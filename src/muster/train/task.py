@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from muster.rank.task import find_class, make
 
@@ -25,6 +25,23 @@ class Loss(NamedTuple):
 
     total: Tensor
     weight: Tensor | float
+
+
+def stacked(samples: Sequence[Any]) -> list[Tensor] | None:
+    """The columns of samples that are tuples of plain tensors, as ``default_collate`` makes them in
+    this process, in half the time; None for anything else, or in a loader's process.
+    """
+    first = samples[0]
+    is_plain = type(first) is tuple and all(
+        type(part) is Tensor and part.layout is torch.strided and not part.is_nested
+        for part in first
+    )
+    if not is_plain or not first or get_worker_info() is not None:
+        return None
+    try:
+        return [torch.stack(column) for column in zip(*samples, strict=True)]
+    except (TypeError, ValueError, RuntimeError):
+        return None  # default_collate says what is wrong with them
 
 
 class Task(ABC):
@@ -83,7 +100,7 @@ class Task(ABC):
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples, which are items of the data set; torch's default otherwise."""
-        return default_collate(list(samples))
+        return stacked(samples) or default_collate(list(samples))
 
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """Make the optimizer, AdamW by default; its rates follow the schedule in proportion."""

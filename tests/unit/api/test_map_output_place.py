@@ -132,3 +132,15 @@ def test_a_kill_behind_the_rename_of_a_restart_keeps_the_right_to_the_output(
     run.rename(run.with_name(f"{run.name}.before-20260101-000001"))
     (place / "out.jsonl").write_text("somebody else's\n")
     assert "was not made by this run" in muster_main(*words, *more).stderr
+
+
+def test_a_restart_with_another_output_removes_what_a_kill_has_left_beside_the_first(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]]
+) -> None:
+    words = [*WORDS[:2], "--input", "data/in.jsonl", "--on", "inline", "--run-dir", "run"]
+    assert muster_main(*words, "--output", "out.jsonl").returncode == 0
+    left = place / ".out.jsonl.12345678.tmp"
+    left.write_text("the output so far")
+    done = muster_main(*words, "--output", "other.jsonl", "--restart")
+    assert "kept in" in done.stdout + done.stderr
+    assert not left.exists()

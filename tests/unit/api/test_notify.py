@@ -18,13 +18,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.unit.api.test_lending import facts
+from tests.unit.api.test_lending import on_machine
 
 from muster.api import notify, services
 from muster.api.notify import read_place
 from muster.api.services import notifying
 from muster.base.errors import UsageError
-from muster.base.settings import read_settings
 from muster.devices.leases import Lease, acquire
 from muster.run.folder import RunFolder
 
@@ -323,12 +322,9 @@ def _later(call: Callable[[], object], ready: Callable[[], object]) -> threading
 def test_a_run_that_ends_in_the_queue_tells(
     line: str, how: str, tmp_path: Path, muster_main: MusterMain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "facts.json").write_bytes(facts(1))
+    lease = acquire("GPU-0", "other", on_machine(tmp_path, monkeypatch, 1))
     (tmp_path / "job.py").write_text("def f(x):\n    return x\n")
     (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
-    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
-    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
-    lease = acquire("GPU-0", "other", read_settings())
     assert isinstance(lease, Lease)
     until_s = time.time() + 1.5
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import MusterCli
-from tests.unit.api.test_lending import facts
+from tests.unit.api.test_lending import on_machine
 
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
@@ -61,12 +61,10 @@ def test_a_slot_for_each_worker() -> None:
 def test_a_dry_run_says_who_holds_the_devices(
     line: str, code: int, tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "facts.json").write_bytes(facts(2))
+    settings = on_machine(tmp_path, monkeypatch, 2)
     (tmp_path / "job.py").write_text("def f(x):\n    return x\n")
     (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
-    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
-    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
-    held = [acquire(uuid, "other", read_settings()) for uuid in ("GPU-0", "GPU-1")]
+    held = [acquire(uuid, "other", settings) for uuid in ("GPU-0", "GPU-1")]
     done = muster_main(*line.split(), "--dry-run")
     for lease in held:
         assert isinstance(lease, Lease)

@@ -8,8 +8,15 @@ import pytest
 from tests.conftest import MusterCli
 
 import muster
-from muster.cli.commands.resume import _merged
+from muster.api.options import SweepOptions
+from muster.cli.commands.resume import _merged, _options
+from muster.cli.commands.sweep import flags_of_sweep
+from muster.cli.flags import sweep_options
+from muster.cli.gang import gang_options
+from muster.cli.options import Part
+from muster.cli.parse import RunPlace, parse_groups
 from muster.cli.train_flags import flags_of_train
+from muster.farm.executors.cluster import ClusterRequest
 
 
 @pytest.mark.parametrize("flag", ["--run-dir", "--name"])
@@ -61,6 +68,55 @@ def test_a_choice_of_devices_replaces_any_other(begun: str, now: str) -> None:
     assert begun in " ".join(before.argv()).replace(" cpu", "=cpu").replace(" 2", "=2")
     again = " ".join(_merged(Path("r"), before, typed).argv())
     assert now.partition("=")[0] in again and begun.partition("=")[0] not in again
+
+
+_SETUP = ("--setup=true", "--hosts-python=/x")
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "keeps"),
+    [
+        (("--hosts=a", *_SETUP), "--devices=cpu:1", ()),
+        (("--hosts=a", *_SETUP), "--nproc-per-node=2", ()),
+        (("--hosts=a,b", *_SETUP, "--min-nodes=2", "--max-restarts=1"), "--hosts=a", _SETUP),
+        (("--hosts=a,b", "--min-nodes=1", "--max-restarts=1"), "--hosts=a,c", ("--min-nodes=1",)),
+        (("--hosts=a,b", "--master-addr=1.2.3.4"), "--hosts=b,a", ()),
+        (("--hosts=a,b", "--master-addr=1.2.3.4", "--master-port=9"), "--devices=cpu:1", ()),
+        (("--nodes=2", "--master-addr=a", "--master-port=9"), "--devices=cpu:1",
+         ("--master-addr=a", "--master-port=9")),
+    ],
+)  # fmt: skip
+def test_what_was_said_for_hosts_goes_with_them(
+    begun: tuple[str, ...], now: str, keeps: tuple[str, ...]
+) -> None:
+    """It was refused: no effect without --hosts; or more nodes than the pause's own command has."""
+    before, typed = (flags_of_train(["digits", *words], "train", "") for words in (begun, [now]))
+    again = _merged(Path("r"), before, typed)
+    gang_options(again)
+    words = " ".join(again.argv()).replace("=", " ")
+    for one in ("--setup", "--hosts-python", "--min-nodes", "--master-addr", "--master-port"):
+        assert (one in words) == any(kept.startswith(one) for kept in keeps), (one, words)
+
+
+def test_a_sweep_on_hosts_goes_on_here(tmp_path: Path, muster_main: MusterCli) -> None:
+    before = flags_of_sweep(
+        ["t.py:f", "--hosts", "a", "--setup", "true", "--gpus-per-worker", "1", "--retries", "2"]
+    )
+    typed = flags_of_sweep(["t.py:f", "--devices", "cpu:1"])
+    again = _merged(Path("r"), before, typed)
+    assert sweep_options(again).executor == "local"
+    assert "--setup" not in again.argv() and "--retries" in again.argv()
+    typed = flags_of_sweep(["t.py:f", "--hosts", "b"])
+    assert "--setup" in _merged(Path("r"), before, typed).argv()
+
+
+@pytest.mark.parametrize("now", ["--devices=cpu:1", "--on=local"])
+def test_a_call_on_hosts_goes_on_here(now: str) -> None:
+    groups = {"place": RunPlace, "options": Part(of=SweepOptions, without=("run_dir", "name"))}
+    begun = SweepOptions(cluster=ClusterRequest(hosts="a", hosts_setup=("true",)))
+    assert begun.executor == "ray"
+    found = _options(parse_groups(groups, ["r", now], "resume", ""), begun)
+    assert found.executor == "local" and found.cluster == ClusterRequest()
 
 
 def test_a_flag_of_retry_is_no_flag_of_a_map_that_goes_on(

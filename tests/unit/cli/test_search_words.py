@@ -72,6 +72,14 @@ def test_what_has_no_meaning_is_refused(case: str, muster_main: Main, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_program_has_names_of_its_own(muster_main: Main, tmp_path: Path) -> None:
+    space = ["--space", "model.lr=log(1e-4,1e-1)", "--trials", "3"]
+    program = ["--", "python", "app.py", "model.lr={model.lr}"]
+    done = muster_main("sweep", *space, *GOAL, "--devices", "cpu:1", "--dry-run", *program)
+    assert done.returncode == 0, done
+    assert "a setting of the space: model.lr=" in done.stdout
+
+
 def test_a_dry_run_says_what_would_be_tried(muster_main: Main, tmp_path: Path) -> None:
     words = ["f.py:f", *SPACE, *GOAL, "--trials", "20", "--seeds", "3", "--stop", "asha"]
     done = muster_main("sweep", *words, "--devices", "cpu:1", "--dry-run")

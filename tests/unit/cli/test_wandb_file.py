@@ -120,11 +120,12 @@ def test_what_python_writes_otherwise_is_said_of_fixed_values_too(tmp_path: Path
     assert any("W&B writes True, False and None" in remark for remark in remarks)
 
 
-def test_a_fixed_name_that_a_function_cannot_have_is_named(tmp_path: Path) -> None:
+def test_a_fixed_name_that_no_parameter_can_have_is_named(tmp_path: Path) -> None:
     text = BAYES.replace("epochs", "num-epochs")
     assert "--num-epochs=5" in words(tmp_path, text)
-    with pytest.raises(UsageError, match="parameter 'num-epochs'; here a name has letters"):
-        words(tmp_path, text, "f.py:f", has_target=True)
+    assert "num-epochs=choice(5)" in words(tmp_path, text, "f.py:f", has_target=True)
+    with pytest.raises(UsageError, match="'num epochs' is not a parameter name"):
+        words(tmp_path, BAYES.replace("epochs", "num epochs"), "f.py:f", has_target=True)
 
 
 def test_a_grid_is_whole_and_its_command_is_kept(tmp_path: Path) -> None:

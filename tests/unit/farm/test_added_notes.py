@@ -138,3 +138,16 @@ def test_what_is_rolled_back_is_not_there(run: Run) -> None:
     run.asked.record(run.scheduler, Decisions(), Picture("r", 0, 0.0))
     run.ledger.roll_back()
     assert run.num_tasks() == 0 and run.ledger.added() == [] and answers == []
+
+
+@pytest.mark.parametrize(("priority", "gives_back"), [(-1, True), (-5, False), (-9, False)])
+def test_what_was_claimed_gives_way_to_what_is_more_urgent(
+    priority: int, gives_back: bool, run: Run
+) -> None:
+    run.ask(note([SPEC.name, '{"x":1}', 0, -5]))
+    run.ledger.begin()
+    run.scheduler.queue.extend(run.ledger.claim(9))
+    run.ledger.commit()
+    run.ask(note([SPEC.name, '{"x":2}', 0, priority]))
+    assert len(run.scheduler.queue) == (not gives_back)
+    assert run.num_tasks() == 1 + gives_back

@@ -67,6 +67,12 @@ def test_canonical_tells_different_values_apart(one: Any, two: Any) -> None:
         ({"a": 1.5, "b": "x"}, b'{"a":1.5,"b":"x"}'),
         ({"a": None}, b'{"a":null}'),
         ("null", b'"null"'),
+        ({"a": None, "b": math.nan}, b'{"a":null,"b":{"$float":"nan"}}'),
+        (
+            {"a": None, "null": "null", "b": math.nan},
+            b'{"a":null,"null":"null","b":{"$float":"nan"}}',
+        ),
+        ({"a": [None, math.nan], "b": None}, b'{"a":[null,{"$float":"nan"}],"b":null}'),
         (math.nan, b'{"$float":"nan"}'),
         ([math.inf, -math.inf], b'[{"$float":"inf"},{"$float":"-inf"}]'),
         (2**64 - 1, b"18446744073709551615"),

@@ -199,6 +199,41 @@ def test_the_host_running_out_of_memory_has_the_limit_of_crashes() -> None:
     assert record.finished.outcome is Outcome.HOST_OOM
 
 
+def test_a_task_above_its_memory_limit_fails_only_as_the_first_of_its_worker() -> None:
+    """No device is blamed for it, however often it happens there and nowhere else."""
+    rig = Rig(gpus(2), tasks(9), Policy(keep_going=True))
+    rig.ready()
+    for number in range(3):  # the first of three workers
+        out = rig.die(rig.worker_on(0), outcome=Outcome.MEMORY_LIMIT)
+        assert [one.finished.outcome for one in out.failed] == [Outcome.MEMORY_LIMIT], number
+        rig.ready()
+    assert all(slot.quarantined == "" for slot in rig.scheduler.roster.slots)
+    worker = rig.worker_on(0)
+    rig.end(worker)
+    out = rig.die(worker, outcome=Outcome.MEMORY_LIMIT)
+    assert ([len(out.failed), len(out.tried)]) == [0, 1]
+    [(_, again)] = out.tried
+    assert (again.tries, again.losses, again.avoid) == (0, 1, "")
+
+
+def test_what_earlier_tasks_left_in_a_worker_never_fails_a_good_task() -> None:
+    """Each worker has room for two tasks, and the next one is killed whatever it is."""
+    rig = Rig(cpus(2), tasks(30), Policy(retry=RetryPolicy(retries=0)))
+    num_done = 0
+    for turn in range(200):
+        rig.ready()
+        worker = rig.worker_on(turn % 2)
+        if rig.scheduler.is_finished:
+            break
+        if not rig.holds[worker]:
+            continue
+        if sum(call[0] == worker for call in rig.calls) > 2:
+            assert rig.die(worker, outcome=Outcome.MEMORY_LIMIT).failed == []
+        else:
+            num_done += len(rig.end(worker).done)
+    assert num_done == 30
+
+
 def test_what_was_handed_out_but_not_begun_runs_again_without_blame() -> None:
     rig = Rig(cpus(1), tasks(20))
     rig.ready()

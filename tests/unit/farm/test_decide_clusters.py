@@ -115,6 +115,14 @@ def test_a_worker_of_an_earlier_coordinator_goes_on_with_what_it_holds() -> None
     assert out.late == []
 
 
+def test_what_a_worker_did_before_it_was_taken_over_may_have_left_something() -> None:
+    rig = Rig(cpus(1), [])
+    rig.scheduler.roster.adopt(0, HeldWorker(7, tasks(1)), 0.0)
+    died = WorkerDied(7, None, 9, "took too much", outcome=Outcome.MEMORY_LIMIT)
+    out = rig.scheduler.step([died], 1.0)
+    assert (len(out.failed), len(out.tried)) == (0, 1)
+
+
 def test_a_held_joint_call_counts_as_one() -> None:
     roster = Roster(cpus(1), 1)
     roster.adopt(0, HeldWorker(3, tasks(4), is_together=True, is_ready=False), 5.0)

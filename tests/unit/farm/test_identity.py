@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.farm.canonical import (
-    name_with_hash,
-    payload_and_key,
-)
+from muster.farm.canonical import payload_and_key
+from muster.run.folder import name_with_hash
 
 
 def key_of(target: str, params: dict[str, object]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.farm.alone import Alone
 
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
@@ -14,7 +15,7 @@ from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.plan import Hooks, Plan, Request
+from muster.farm.plan import Plan, Request
 from muster.farm.task import SlotSpec, TargetSpec, TaskState
 from muster.run.folder import RunFolder
 
@@ -58,12 +59,9 @@ def test_it_cancels_nothing_and_the_run_is_finished(
         return asked
 
     clock = SystemClock()
-    hooks = Hooks(
-        show=lambda v: None, requests=requests, housekeeping=lambda v: ([], []), clock=clock
-    )
     journal = Journal(folder.events, clock)
     executor = InlineExecutor(Assignment(folder=folder, run_id="late", targets={number: spec}))
-    ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+    ending = Coordinator(plan, ledger, executor, journal, Alone(requests)).run()
     journal.close()
     ledger.close()
     assert asked, "the test asked too late"

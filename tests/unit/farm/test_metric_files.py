@@ -68,6 +68,7 @@ def test_the_next_attempt_forwards_what_the_killed_one_has_written(
     folder, ledger = RunFolder(tmp_path), Ledger()
     first = Follower(folder, "k", 1, 1, ledger)
     with first.path.open("a") as file:
+        file.write('{"step": 0, "of_the_first": 1}\n')
         for steps in ((0, 1), (2,)):
             file.write("".join(map(line, steps)))
             file.flush()
@@ -78,6 +79,7 @@ def test_the_next_attempt_forwards_what_the_killed_one_has_written(
     with Follower(folder, "k", 1, 2, ledger) as second, second.path.open("a") as file:
         file.write("".join(map(line, range(begins_at, 8))))
     assert ledger.steps() == list(range(8))
+    assert second.last == {"loss": 0.5}, "results of the command: of this attempt alone"
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3, 9])
@@ -147,6 +149,7 @@ def test_programs_of_a_sweep_log_numbers(how: str, tmp_path: Path) -> None:
     expected = [(0, 1.0), (1, 0.5), (3, 0.25)] if how == "others" else [(0, 1.0)]
     assert list(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) == expected
     assert list(folder.points.iterdir()) == []
+    assert [row["loss"] for row in run.results().to_pylist()] == [expected[-1][1]], "the last"
 
 
 def test_log_in_a_function_is_the_tasks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster.farm.canonical import encode
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy
-from muster.farm.events import Fetched
+from muster.farm.events import Fetched, WorkerReady
 from muster.farm.order import Lengths, longest_first, makespan
 from muster.farm.task import SlotSpec, TargetSpec, Task
 
@@ -98,3 +98,29 @@ def test_only_the_last_tasks_and_only_single_ones_change_places() -> None:
     assert _fetched(params, plain, exhausted=False) == [0, 1, 2, 3, 4]
     assert _fetched(params, batched, exhausted=True) == [0, 1, 2, 3, 4]
     assert _fetched(params, chunks, exhausted=True) == [0, 1, 2, 3, 4]
+
+
+def test_seeds_of_which_each_is_seen_once_leave_room_for_what_tells() -> None:
+    lengths = Lengths()
+    for seed in range(12_000):
+        lengths.learn(1, encode({"seed": seed}), 1.0)
+    for seed, (width, seconds) in enumerate(((1, 1.0), (9, 9.0)) * 500):
+        lengths.learn(1, encode({"width": width, "seed": 50_000 + seed}), seconds)
+    short, long = (lengths.expected_s(task(0, width=w, seed=-1)) for w in (1, 9))
+    assert short is not None and long is not None and short < 2 < 8 < long
+
+
+def test_the_two_longest_go_to_two_workers() -> None:
+    """Although tasks of this length are kept ready in a worker, to hide the commit."""
+    slots = [SlotSpec(slot_id=n, label=f"cpu{n}", devices=()) for n in range(2)]
+    target = TargetSpec(name="f", location="f.py", attribute="f")
+    scheduler = Scheduler(Policy(), slots, {1: target})
+    for x in (1, 9):
+        scheduler.pace.learn(task(0, x=x), x / 10)
+    assert scheduler.pace.lead(1) == 2
+    tasks = [task(number, x=x) for number, x in enumerate((1, 1, 1, 1, 9, 9, 9))]
+    out = scheduler.step([Fetched(tasks, exhausted=True)], 0.0)
+    workers = [worker for _, worker in out.starts]
+    out = scheduler.step([WorkerReady(worker, 1) for worker in workers], 0.0)
+    sent = {send.worker_id: [one.task_id for one in send.tasks] for send in out.sends}
+    assert sorted(sent.values()) == [[4], [5]]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import orjson
+from tests.unit.farm.alone import Alone
 
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
@@ -26,7 +27,7 @@ from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.plan import Hooks, Plan
+from muster.farm.plan import Plan
 from muster.farm.roster import SHARE_AFTER_S
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.run.folder import RunFolder
@@ -164,11 +165,10 @@ def test_with_real_workers_every_number_is_counted_once_and_both_work(tmp_path: 
         feed=iter([NewTask(key, number, payload)]),
     )
     clock = SystemClock()
-    hooks = Hooks(show=lambda v: None, requests=list, housekeeping=lambda v: ([], []), clock=clock)
     run_id = f"share-{os.getpid()}"  # a run ends what an earlier one with its id has left
     executor = LocalExecutor(Assignment(folder=folder, run_id=run_id, targets={number: spec}))
     journal = Journal(folder.events, clock)
-    ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+    ending = Coordinator(plan, ledger, executor, journal, Alone()).run()
     journal.close()
     ledger.close()
     assert {state for state, n in ending.counts.items() if n} == {TaskState.DONE}

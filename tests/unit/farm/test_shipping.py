@@ -97,6 +97,27 @@ def test_a_place_outside_of_what_is_allowed_is_refused(tmp_path: Path, place: st
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.parametrize("behind", ["there/l/file", "there/l/new/file", "there/l", "there"])
+def test_a_link_that_was_sent_leads_nothing_outside(tmp_path: Path, behind: str) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    place = {"there/l": "there/l.arriving"}.get(behind, "there/l" if "/" in behind else "there")
+    to = str(outside / "stray" if behind == "there/l" else outside).encode()
+    file = wire.pack([shipping.FILE, behind if "/" in behind else "there/file", 0, True, 0o644])
+    with pytest.raises((ValueError, OSError)):
+        unpack(wire.pack([shipping.LINK, place], to) + file, root)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_folder_takes_the_place_of_a_link_and_no_mode_gives_rights(tmp_path: Path) -> None:
+    frames = wire.pack([shipping.LINK, "there/l"], b"/tmp") + wire.pack(
+        [shipping.FOLDER, "there/l"]
+    )
+    unpack(frames + wire.pack([shipping.FILE, "there/l/x", 0, True, 0o6755], b"x"), tmp_path)
+    found = tmp_path / "there" / "l" / "x"
+    assert not found.parent.is_symlink() and stat.S_IMODE(found.stat().st_mode) == 0o755
+
+
 def test_parts_of_a_log_go_where_they_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,3 +318,16 @@ def test_what_is_said_of_far_files_is_said_of_ours() -> None:
     assert view.of(death) == death._replace(trace=ours, log_start=101, log_end=102)
     assert view.of(TargetBroken(8, text, text)) == TargetBroken(8, ours, ours)
     assert view.of(Returned(8, [1])) == Returned(8, [1])
+
+
+def test_links_to_folders_of_the_code_are_followed_and_none_forever(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    code, outside = tmp_path / "code", tmp_path / "outside"
+    for folder in (code / "a", code / "b", outside):
+        folder.mkdir(parents=True)
+        (folder / "m.py").touch()
+    links = {"lib": "a", "out": outside, "self": ".", "a/b": "../b", "b/a": "../a", "loop": "loop"}
+    for name, to in links.items():
+        (code / name).symlink_to(to)
+    found = find_code(code).files
+    assert sorted(found) == ["a/b/m.py", "a/m.py", "b/a/m.py", "b/m.py", "lib/m.py"]

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import UsageError
+from muster.farm.canonical import encode_canonical
 from muster.farm.space import Space, describe_difference
 from muster.farm.space_texts import Text, parse_grid, parse_seeds, read_list
 
@@ -48,6 +52,41 @@ def test_the_length_is_known_and_tasks_are_distinct(
     space = Space.from_values(grid=grid, seeds=seeds)
     tasks = [repr(sorted(task.items())) for task in space]
     assert len(tasks) == len(space) == len(set(tasks))
+
+
+values = st.one_of(
+    st.integers(), st.floats(), st.text(), st.none(), st.booleans(),
+    st.sampled_from(["$a", "\udc80"]),
+    st.dictionaries(st.sampled_from(["$a", "b", "é"]), st.floats(), max_size=2),
+)  # fmt: skip
+axes = st.lists(values, min_size=1, max_size=6, unique_by=lambda value: encode_canonical(value))
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "lr", "sea", "shape", "_b"]), axes, max_size=3),
+    st.none() | axes,
+    st.none() | axes,
+    st.none() | st.integers(1, 6),
+)
+@example({"lr": [1, 2, 3, 4]}, None, None, None)
+@example({}, None, None, 5)
+@example({}, [1, 2, 3, 4], None, 5)
+@examples(200)
+def test_tasks_encoded_along_an_axis_are_the_tasks_encoded(
+    grid: dict[str, list[Any]],
+    zipped: list[Any] | None,
+    listed: list[Any] | None,
+    seeds: int | None,
+) -> None:
+    rows = listed and [{"p": value} | ({"q": 1} if i % 2 else {}) for i, value in enumerate(listed)]
+    paired = {"m": zipped, "z": list(range(len(zipped)))} if zipped else None
+    space = Space.from_values(grid=grid, zipped=paired, rows=rows, seeds=seeds)
+    assert list(space.payloads()) == [encode_canonical(task) for task in space]
+
+
+def test_long_axes_are_not_kept_encoded() -> None:
+    space = Space.from_values(grid={"a": [1.0, math.nan], "b": range(30_000)}, seeds=1)
+    assert list(space.payloads()) == [encode_canonical(task) for task in space]
 
 
 def test_a_huge_space_is_never_listed() -> None:

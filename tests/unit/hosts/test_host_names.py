@@ -116,6 +116,26 @@ def test_each_host_gets_its_workers(
 
 
 @pytest.mark.parametrize(
+    ("each", "memory", "workers", "gpus"),
+    [
+        (1, (1 << 20, 2500), [8, 2], [8, 2]),
+        (1, (1 << 20, 500), [8, 0], [8, 0]),
+        (2, (1 << 20, 1500), [4, 1], [8, 2]),
+        (0.35, (9 << 10, 2500), [9, 2], [5, 1]),  # two on each
+    ],
+)
+def test_gpus_without_a_worker_are_left_to_others(
+    each: float, memory: tuple[int, int], workers: list[int], gpus: list[int]
+) -> None:
+    request = ClusterRequest(hosts="a,b", gpus_per_worker=each).with_memory(1024)
+    facts = [_facts(8, memory_mib=one) for one in memory]
+    _, nodes = plan_nodes(request, parse_hosts("a,b"), facts)
+    assert [node.workers for node in nodes] == workers
+    assert [len(node.gpus) for node in nodes] == gpus
+    assert ("b: nothing" in nodes[1].shown) is (workers[1] == 0)
+
+
+@pytest.mark.parametrize(
     ("text", "gpus", "asked", "says"),
     [
         ("a,b", (1, 0), {}, "b would work without a GPU"),
@@ -154,6 +174,14 @@ def test_what_is_wrong_with_a_host_is_told_with_what_repairs_it(
     wrong = [one for one in judge(host, {**_facts(1), **more}, here) if one.state != "ok"]
     assert [(one.what, one.state) for one in wrong] == [(what, state)]
     assert fix in wrong[0].fix
+
+
+def test_another_checkout_of_the_same_version_is_told() -> None:
+    here = {"python_version": "3.11.2", "muster": "1", "ray": "2", "torch": "3"}
+    for code, state in (("x", "ok"), ("y", "warning")):
+        facts = {**_facts(1), "muster_code": code}
+        found = {one.what: one for one in judge(Host("a"), facts, {**here, "muster_code": "x"})}
+        assert found["muster"].state == state
 
 
 @pytest.mark.parametrize(

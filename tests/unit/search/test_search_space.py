@@ -48,7 +48,8 @@ def test_texts_mean_distributions_and_come_back(text: str, distribution: Any) ->
     ("texts", "message"),
     [
         (["lr"], "does not begin with the name"),
-        (["model.lr=log(1,2)"], r"'model.lr', which cannot be the name.*=\{model_lr\}"),
+        (["model lr=log(1,2)"], "'model lr' is not a parameter name"),
+        (["--lr=log(1,2)"], "did you mean 'lr'"),
         (["lr=0.1"], r"lr=0.1 is not a distribution.*\n.*choice\(0.1\)"),
         (["lr=logarithmic(1,2)"], r"Unknown distribution of lr 'logarithmic'.\n.*choice, int, log"),
         (["lr=log(0,1)"], "starts above 0"),
@@ -73,6 +74,13 @@ def test_texts_mean_distributions_and_come_back(text: str, distribution: Any) ->
 def test_a_wrong_text_is_told_what_is_allowed(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){message}"):
         Space.from_texts(texts)
+
+
+@pytest.mark.parametrize("name", ["lr", "model.lr", "learning-rate", "optim/sgd.lr", "größe"])
+def test_names_are_those_of_a_sweep(name: str) -> None:
+    space = Space.from_texts([f"{name}=log(1,2)", f"b=int(1,2) if {name}=1"])
+    assert space.names == (name, "b")
+    assert Space.from_json(space.to_json()) == space
 
 
 def test_a_condition_decides_whether_there_is_a_parameter() -> None:

@@ -88,3 +88,27 @@ def test_what_is_wrong_is_said_with_the_name_of_the_file(
         site_of(tmp_path, text)
     assert words in str(found.value)
     assert str(tmp_path / "slurm.toml") in str(found.value)
+
+
+PER_CORE = 'options = { mem-per-cpu = "4G" }'
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "says"),
+    [
+        (PER_CORE, JobRequest(), {"mem-per-cpu": "4G"}),
+        (PER_CORE, JobRequest(memory="8G"), {"mem": "8G"}),
+        ('mem = "8G"', JobRequest(slurm_args=("mem-per-gpu=9G",)), {"mem-per-gpu": "9G"}),
+        (PER_CORE, JobRequest(slurm_args=("mem-per-gpu=9G",)), {"mem-per-gpu": "9G"}),
+    ],
+)
+def test_memory_is_asked_for_in_one_way_only(
+    tmp_path: Path, site: str, asked: JobRequest, says: dict[str, str]
+) -> None:
+    options = asked.with_site(site_of(tmp_path, site)).options()
+    assert {name: value for name, value in options.items() if name.startswith("mem")} == says
+
+
+def test_two_ways_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="exclude each other"):
+        site_of(tmp_path, f'mem = "8G"\n{PER_CORE}')

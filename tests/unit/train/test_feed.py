@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.train.toy_tasks import Toy
+from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from muster.train.feed import Fetcher, Order, _is_plain, to_device
 from muster.train.task import Task
@@ -18,7 +21,15 @@ TABLE = TensorDataset(torch.randn(20, 3, 2), torch.arange(20), torch.rand(20) > 
 
 
 class OneByOne(TensorDataset):
-    """Not recognised as a table."""
+    """Gives its items in its own way, so that it is no table."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        x, *rest = super().__getitem__(index)
+        return (x + 1, *rest)
+
+
+class Named(TensorDataset):
+    """A table with another name."""
 
 
 class Doubles(Task):
@@ -35,14 +46,55 @@ def fetch(data: TensorDataset, task: Any, indices: list[int]) -> list[torch.Tens
     return found
 
 
+PART = Subset(TABLE, [5, 3, 19, 3, *range(16)])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [TABLE, Named(*TABLE.tensors), OneByOne(*TABLE.tensors), PART,
+     Subset(PART, torch.arange(19, -1, -1)), Subset(OneByOne(*TABLE.tensors), range(20))],  # type: ignore[arg-type]
+    ids=["table", "its subclass", "items of its own", "a part", "a part of a part", "part of own"],
+)  # fmt: skip
 @given(indices=st.lists(st.integers(0, 19), min_size=1, max_size=30))
-def test_a_table_gives_the_batch_that_its_rows_give(indices: list[int]) -> None:
-    at_once = fetch(TABLE, Toy(), indices)
-    one_by_one = fetch(OneByOne(*TABLE.tensors), Toy(), indices)
-    assert type(at_once) is type(one_by_one)
-    for ours, theirs in zip(at_once, one_by_one, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+def test_a_batch_is_what_torch_makes_of_the_items(data: Any, indices: list[int]) -> None:
+    ours = fetch(data, Toy(), indices)
+    theirs = default_collate([data[index] for index in indices])
+    assert type(ours) is type(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+ITEMS = [
+    [(torch.ones(2), torch.tensor(1)), (torch.zeros(2), torch.tensor(2))],
+    [(torch.ones(2), 3), (torch.zeros(2), 4)],
+    [[torch.ones(2)], [torch.zeros(2)]],
+    [torch.ones(2), torch.zeros(2)],
+    [{"x": torch.ones(2)}, {"x": torch.zeros(2)}],
+    [(nn.Parameter(torch.ones(2)),), (nn.Parameter(torch.zeros(2)),)],
+    [("a", torch.ones(1)), ("b", torch.zeros(1))],
+]
+
+
+@pytest.mark.parametrize("items", ITEMS)
+def test_samples_of_any_kind_are_collated_as_torch_does(items: list[Any]) -> None:
+    ours, theirs = Task.collate(Toy(), items), default_collate(items)
+    assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [(torch.ones(2),), (torch.ones(3),)],
+        [(torch.ones(2), torch.ones(1)), (torch.ones(2),)],
+        [(torch.ones(2),), (3.0,)],
+    ],
+)
+def test_uneven_samples_are_refused_in_torchs_words(items: list[Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as theirs:
+        default_collate(items)
+    with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
+        Task.collate(Toy(), items)
 
 
 def test_a_collate_of_ones_own_is_always_called() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.api.adding import shown_additions
 from muster.api.metrics import Series
 from muster.api.recipe import Recipe
 from muster.api.report.about import Effort, failure_blocks, farm_state
@@ -78,7 +79,8 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
         figures, results, files = made(run, maker, place, effort)
         paths, curves = _curves(run, place)
     failures = run.failures() if run.folder.ledger.exists() else []
-    lead = _lead(stored.spec, status.total)
+    added = shown_additions(run.folder)
+    lead = _lead(stored.spec, status.total, is_whole=not added)
     return Content(
         lead=lead if search is None else search_lead(search, stored.targets[0]["name"]),
         state=state,
@@ -87,7 +89,7 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
         figures=[*figures, *curves],
         results=results,
         settings={
-            "What was run": _what(stored.spec),
+            "What was run": {**_what(stored.spec), **added},
             "How it was run": stored.options,
         },
         effort=[effort.table()],
@@ -244,12 +246,13 @@ def _what(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in spec.items() if k not in ("config", "space")}, **inner}
 
 
-def _lead(spec: Mapping[str, Any], total: int) -> str:
+def _lead(spec: Mapping[str, Any], total: int, *, is_whole: bool) -> str:
+    """``is_whole``: nothing was added to what the run was begun with."""
     tasks = count(total, "task")
     if "recipe" in spec:
         return f"A sweep of the recipe {spec['recipe']}: {tasks}."
     space = spec.get("space", {})
-    seeds = f", seeds {as_given(space['seeds'])}" if space.get("seeds") else ""
+    seeds = f", seeds {as_given(space['seeds'])}" if space.get("seeds") and is_whole else ""
     return f"A sweep of {spec.get('target', 'a function')}: {tasks}{seeds}."
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import selectors
-import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
-from muster.base.shown_text import count, one_line, without_secrets
+from muster.base.shown_text import count, one_line, shell_word, without_secrets
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, read_run
 from muster.run.session import is_held
@@ -195,7 +194,7 @@ class Keeper(threading.Thread):
         why = f" ({self._last_line})" if self._last_line else ""
         return (
             f"{self.tracker}: {what} yet{why}. Nothing is lost; to send it: "
-            f"muster track {shlex.quote(str(self._folder.path))} --log-to {self.tracker}"
+            f"muster track {shell_word(self._folder.path)} --log-to {self.tracker}"
         )
 
     def _once(self) -> int:

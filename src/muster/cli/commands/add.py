@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.adding import Added, Beside, add_tasks, beside, check_may_grow
+from muster.api.adding import (
+    Added,
+    Beside,
+    add_tasks,
+    beside,
+    check_may_grow,
+)
 from muster.api.options import SweepOptions
 from muster.api.plans import check_same_plan, go_to, workload_over
 from muster.api.runs import Run, open_run
 from muster.api.workload import Workload
 from muster.base.errors import SetupError, UsageError
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.commands import resume
 from muster.cli.commands.sweep import workload_of
 from muster.cli.flags import ShownFlags, SpaceFlags
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, RunPlace, parse_groups
+from muster.farm.ledger.queries import Addition
 from muster.farm.ledger.read import LedgerReader
+from muster.farm.space_texts import check_priority, read_list
 from muster.run.session import holder, is_held
 
 
@@ -79,6 +88,7 @@ def main(argv: list[str]) -> int:
             "Nothing says which tasks to add.",
             hint="give --seeds, --grid, --zip or --list; `muster add --help` has examples.",
         )
+    check_priority(typed.adding.priority)
     _refuse_options_of_a_resume(run, typed)
     if isinstance(path := what.given("space").get("list"), Path):  # of where it was typed
         what = what.saying(list=here / path)
@@ -89,7 +99,7 @@ def main(argv: list[str]) -> int:
         _show(run, beside(run, workloads), typed.shown)
         return 0
     added = add_tasks(
-        run, workloads, said=what.words(), priority=typed.adding.priority,
+        run, workloads, said=what.words(), listed=_listed(what), priority=typed.adding.priority,
         may_change_code=typed.options.allow_changed_code,
     )  # fmt: skip
     if added.num_new and not added.is_at_work:
@@ -110,7 +120,7 @@ def _refuse_options_of_a_resume(run: Run, typed: Parsed) -> None:
         raise UsageError(
             f"--{flag} has no effect: process {holder(run.folder)} works on {run.path}, with the "
             "options that it was started with.",
-            hint=f"leave it out. Devices are changed with: muster devices {run.path}",
+            hint=f"leave it out. Devices are changed with: muster devices {shell_word(run.path)}",
         )
 
 
@@ -123,19 +133,68 @@ def _workloads(run: Run, before: Parsed | None, what: Parsed) -> list[Workload]:
     if before is None:
         return [workload_over(run, what.space.space())]
     commands = [before]
-    for words in _earlier(run):
-        addition = parse_groups(what.groups, words, what.command, "")
+    earlier = [
+        (part, parse_groups(what.groups, part.said, what.command, "")) for part in _earlier(run)
+    ]
+    if "list" not in what.given("space"):
+        _check_lists(run, earlier)
+    for _, addition in earlier:
         commands += [_with(command, addition) for command in commands]
         commands = list({tuple(command.argv()): command for command in commands}.values())
+    if "list" in what.given("space") and "priority_column" not in what.given("space"):
+        _check_column(what, {command.space.priority_column for command in commands})
     grown = {tuple(one.argv()): one for one in (_with(command, what) for command in commands)}
     return [workload_of(command) for command in grown.values()]
 
 
-def _earlier(run: Run) -> list[tuple[str, ...]]:
+def _earlier(run: Run) -> list[Addition]:
     if not run.folder.ledger.exists():
         return []
     with LedgerReader(run.folder.ledger) as ledger:
-        return [part.said for part in ledger.added() if part.said]
+        return [part for part in ledger.added() if part.said]
+
+
+def _check_lists(run: Run, earlier: Sequence[tuple[Addition, Parsed]]) -> None:
+    """UsageError where a list of earlier additions is another one by now, which would add rows that
+    nobody asked for. One that was added again counts as it was then.
+    """
+    known = {addition.space.list: part.listed for part, addition in earlier if part.listed}
+    for _, addition in earlier:
+        path = addition.space.list
+        if path in known and known[path] != _listed(addition):
+            raise UsageError(
+                f"{path} has changed since its rows were added to {run.path}, and what is added "
+                "now would mean the new rows too.",
+                hint="put it back as it was, or add them first: "
+                f"muster add {shell_word(run.path)} --list {shell_word(path)}",
+            )
+
+
+def _check_column(what: Parsed, columns: Collection[str]) -> None:
+    """UsageError where the column of the earlier lists cannot be that of this one as well."""
+    path, named = what.space.list, [column for column in sorted(columns) if column]
+    if not named:
+        return
+    flag, without = f"--priority-column {shell_word(named[0])}", "--priority-column ''"
+    if len(columns) > 1:
+        raise UsageError(
+            f"Some tasks of this run were listed with {flag} and others not, so nobody knows what "
+            f"holds for {path}.",
+            hint=f"write {flag}, or {without} where every column is a parameter.",
+        )
+    if named[0] not in read_list(path, None).names:
+        raise UsageError(
+            f"{path} has no column {named[0]}, which holds the priorities in the list that this "
+            f"run has ({flag}).",
+            hint=f"add the column, or write {without}: then all of its rows have 0.",
+        )
+
+
+def _listed(what: Parsed) -> str:
+    """The hash of the list that is named, "" where none is."""
+    if "list" not in what.given("space"):
+        return ""
+    return read_list(what.space.list, None).content_hash
 
 
 def _with(command: Parsed, what: Parsed) -> Parsed:
@@ -183,7 +242,7 @@ def _tell(run: Run, added: Added, shown: ShownFlags) -> None:
         by = f"; process {holder(run.folder)} takes them up" if added.is_at_work else ""
         output.say(f"{run.folder.name}: {_numbers(added)}{by if added.num_new else ''}")
         if not (added.num_new or added.is_at_work) and run.status().counts["waiting"]:
-            output.say(f"  what is left of them: muster resume {run.path}")
+            output.say(f"  what is left of them: muster resume {shell_word(run.path)}")
 
 
 def _numbers(added: Added | Beside) -> str:

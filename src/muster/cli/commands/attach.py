@@ -32,6 +32,7 @@ from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.journal import Tail
+from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted, handled
 from muster.cli import output
 from muster.cli.flags import JsonFlags
@@ -68,16 +69,17 @@ Examples:
 def main(argv: list[str]) -> int:
     flags = parse(_Attach, argv, "attach", _ATTACH)
     run = open_watched(flags.run)
+    quoted = shell_word(run.path)
     if run.folder.elements_json.exists():
         raise UsageError(
             f"{run.path} is an array: each of its elements is a run of its own.",
-            hint=f"muster attach {run.path}/elements/N, or muster status {run.path} --watch",
+            hint=f"muster attach {quoted}/elements/N, or muster status {quoted} --watch",
         )
     if (end := end_if_over(run)) is not None:
         output.say(f"{end.sentence} (nobody works on it now)")
         return end.exit_code
     if why := why_unknown(run):
-        raise SetupError(why, hint=f"{run.path} can be looked at with: muster status {run.path}")
+        raise SetupError(why, hint=f"{run.path} can be looked at with: muster status {quoted}")
     try:
         with handled(("SIGTERM", "SIGHUP"), _end):
             has_left = _watch(run, all_ranks=flags.all_ranks)

@@ -10,6 +10,7 @@ from muster.api.runs import Run
 from muster.api.watching import latest, open_watched
 from muster.api.why import array_of, job_of, word_of
 from muster.base.flags import Flag
+from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import parse
@@ -83,5 +84,5 @@ def _cancel_tasks(run: Run, flags: _Cancel) -> int:
         already = f"nothing to cancel, it is {word.removeprefix('was ')} already"
         output.say(f"{run.folder.name}: task {number}: {_OF_CANCELLED.get(word, already)}")
     if any(word in ("cancelled", "told") for word in words.values()):
-        output.say(f"  run them after all: muster retry {run.path} --cancelled")
+        output.say(f"  run them after all: muster retry {shell_word(run.path)} --cancelled")
     return 0

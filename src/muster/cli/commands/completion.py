@@ -108,7 +108,7 @@ def candidates(words: Sequence[str], last: str) -> Iterator[Candidate]:
 
 
 def _all(words: list[str], last: str) -> Iterator[Candidate]:
-    from muster.cli.main import COMMANDS
+    from muster.cli.main import COMMANDS, PROGRAM_FOLLOWS
 
     if not words or words == ["help"]:
         yield from (Candidate(name, text) for name, (_, text) in COMMANDS.items())
@@ -121,7 +121,7 @@ def _all(words: list[str], last: str) -> Iterator[Candidate]:
     by_name = {f"--{one.name}": one for one in options if not one.flag.is_positional}
     name, equals, _ = last.partition("=")
     typed = _in_places(rest, by_name)
-    if command == "run" and typed:  # what follows is the program's
+    if command in PROGRAM_FOLLOWS and typed:  # what follows is the program's
         return
     if kind_of_word(f"{last}x") == "flag" and not equals:  # what it may become
         yield from (Candidate(flag, _about(one)) for flag, one in by_name.items())

@@ -23,7 +23,8 @@ from muster.hosts.check import (
     measure,
     try_links,
 )
-from muster.hosts.connection import Connection
+from muster.hosts.connection import Connection, Way
+from muster.hosts.far_end import muster_code
 from muster.hosts.names import Host, parse_hosts
 
 
@@ -37,6 +38,9 @@ class _Flags(JsonFlags):
     """a,b:0-3 or @FILE, as for --hosts: names that ssh knows, also from ~/.ssh/config."""
     hosts_python: Annotated[str | None, Flag(metavar="PATH")] = None
     """The Python there that has Muster, where it is not where it is here."""
+    setup: Annotated[tuple[str, ...], Flag(metavar="LINE")] = ()
+    """A line of bash that each host runs before Python is looked for. May be given several
+    times."""
 
 
 _HELP = """Check machines that are reached by SSH: Python, Muster, Ray, torch, GPUs and driver,
@@ -59,7 +63,7 @@ def main(argv: list[str]) -> int:
             hint="write muster hosts check a,b",
         )
     hosts = parse_hosts(flags.hosts)
-    found = _look(hosts, flags.hosts_python)
+    found = _look(hosts, Way(flags.hosts_python, flags.setup))
     is_fit = not any(one.state == "failure" for findings in found.values() for one in findings)
     if flags.json:
         rows: list[dict[str, Any]] = [
@@ -72,16 +76,17 @@ def main(argv: list[str]) -> int:
     return EXIT_OK if is_fit else EXIT_SETUP
 
 
-def _look(hosts: tuple[Host, ...], python: str | None) -> dict[str, list[Finding]]:
+def _look(hosts: tuple[Host, ...], way: Way) -> dict[str, list[Finding]]:
     """What was found of each host, the worst news of all first where it is not reached."""
-    results = connect_all(hosts, python)
+    results = connect_all([(host, way) for host in hosts])
     connections = [one for one in results if isinstance(one, Connection)]
     found: dict[str, list[Finding]] = {}
     try:
         for host, one in zip(hosts, results, strict=True):
             if isinstance(one, Connection):
-                facts = {**one.facts, "skew_s": clock_skew_s(one)}
-                found[host.name] = [*judge(host, facts, here()), *measure(one)]
+                about = {"skew_s": clock_skew_s(one), "muster_code": one.ask("muster_code")}
+                ours = {**here(), "muster_code": muster_code()}
+                found[host.name] = [*judge(host, {**one.facts, **about}, ours), *measure(one)]
             else:
                 text, _, fix = str(one).partition("\nHint: ")
                 found[host.name] = [Finding("ssh", "failure", text, fix)]

@@ -14,7 +14,7 @@ from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_INTERRUPTED, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.commands.launch import ANSWERS, answers_in, ask_all, make_asker
 from muster.cli.experiment_words import file_of
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
             return EXIT_INTERRUPTED
         text = file_of(command_of(answers).argv(), "An experiment.")
     _write(flags.file, text)
-    output.say(f"wrote {flags.file}; start it with: muster start {flags.file}")
+    output.say(f"wrote {flags.file}; start it with: muster start {shell_word(flags.file)}")
     return 0
 
 

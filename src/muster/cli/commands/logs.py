@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from muster.api.watching import folders_of, is_at_work, latest, open_watched, pa
 from muster.api.why import Cause, Why, why
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import RunPlace, parse
@@ -139,12 +138,12 @@ def _parts(run: Run, flags: _Logs) -> Callable[[], list[Part]]:
     if flags.task is not None:
         return lambda: [part for one in _tasks(run, flags) for part in _of_task(*one)]
     if not (flags.follow or flags.lines is not None):
-        named, place = "; ".join(run.failed_tasks()), shlex.quote(flags.run)
+        named, quoted = "; ".join(run.failed_tasks()), shell_word(flags.run)
         raise UsageError(
             f"{flags.run} has many tasks: say whose log you mean.",
-            hint=f"muster logs {place} N, with N the number of a task"
+            hint=f"muster logs {quoted} N, with N the number of a task"
             + (f". Failed: {named}." if named else ", as in the table's row or its column `task`.")
-            + f" What all workers print: muster logs {place} -f",
+            + f" What all workers print: muster logs {quoted} -f",
         )
     run.expect_tasks()
     return lambda: [
@@ -360,7 +359,7 @@ def _lines(found: Why) -> list[str]:
             lines += [f"    tasks: {', '.join(cause.named)}{more}"]
     if len(known) > _MOST_CAUSES:
         more = count(len(known) - _MOST_CAUSES, "more cause")
-        lines += [f"  {more}: muster errors {found.path}"]
+        lines += [f"  {more}: muster errors {shell_word(found.path)}"]
     trace = _trace(found)
     if trace:
         lines += ["  where it failed:", *(f"    {line}" for line in trace)]

@@ -17,7 +17,7 @@ from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import parse
@@ -116,7 +116,7 @@ def status(argv: list[str]) -> int:
         if flags.watch:
             raise UsageError(
                 f"{experiment.path} is an experiment: --watch is for a run.",
-                hint=f"muster status {experiment.path}/PHASE --watch",
+                hint=f"muster status {shell_word(experiment.path)}/PHASE --watch",
             )
         return experiment_look.status(experiment, is_json=flags.json)
     if flags.watch:
@@ -177,9 +177,9 @@ def _rank_lines(run: Run, found: Status) -> list[str]:
     lines = [] if found.training is None else [_training_words(found.training)]
     if found.state in ("saved", "stopped") and not run.stored.is_program and run.stored.argv:
         word = "go on" if has_saved(run.folder) else "nothing is saved; begin again"
-        lines.append(f"{word}: muster resume {run.path}")
+        lines.append(f"{word}: muster resume {shell_word(run.path)}")
     if found.state == "failed":
-        lines.append(f"see why: muster errors {run.path}")
+        lines.append(f"see why: muster errors {shell_word(run.path)}")
     return [*lines, f"logs: {run.folder.logs}/rank-*.log"]
 
 
@@ -191,7 +191,7 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         was = "attempt was" if found.num_retried == 1 else "attempts were"
         lines.append(f"{found.num_retried:,} {was} tried again")
     if found.counts["failed"]:
-        lines.append(f"see why: muster errors {run.path}")
+        lines.append(f"see why: muster errors {shell_word(run.path)}")
     if (search := read_search(run.folder)) is not None:
         from muster.cli.search_wording import state_lines
 
@@ -252,7 +252,9 @@ def _show_errors(run: Run) -> int:
             output.say(f"    {line}")
         more = ", …" if group.num_tasks > len(group.named) else ""
         output.say(f"  tasks: {', '.join(group.named)}{more}")
-        output.say(f"  what one printed: muster logs {run.path} {group.named[0].split()[0]}\n")
+        output.say(
+            f"  what one printed: muster logs {shell_word(run.path)} {group.named[0].split()[0]}\n"
+        )
     return 0
 
 
@@ -269,7 +271,7 @@ def _rank_errors(run: Run) -> int:
         output.say(f"rank {rank}: {error.text}")
         for frame in error.frames:
             output.say(f"  {frame}")
-        output.say(f"  what it printed: muster logs {run.path} {rank}")
+        output.say(f"  what it printed: muster logs {shell_word(run.path)} {rank}")
     return 0
 
 
@@ -340,5 +342,5 @@ def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
     return [
         f"array of {progress.num_elements:,} elements: {shown or 'none has begun'}",
         f"in the elements: {done:,} done, {failed:,} failed; bring them here: "
-        f"muster collect {run.path}",
+        f"muster collect {shell_word(run.path)}",
     ]

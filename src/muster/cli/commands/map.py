@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from muster.api.experiment import resumed_as
 from muster.base.clock import human_duration
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
@@ -43,8 +42,8 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     if parsed.shown.dry_run:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
-    from muster.api.housekeeping import rehearse_map
     from muster.api.launch import Audience
+    from muster.api.rehearsal import rehearse_map
 
     run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:
@@ -193,10 +192,12 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
     if mapped.num_lost:
         output.say(
             f"{count(mapped.num_lost, 'record is', 'records are')} in chunks that failed: "
-            f"muster errors {mapped.path}   the same command tries them again"
+            f"muster errors {shell_word(mapped.path)}   the same command tries them again"
         )
     if mapped.is_interrupted:
-        again = f"muster resume {resumed_as(mapped.path)}"
+        from muster.api.experiment import resumed_as  # which knows what all kinds of run are
+
+        again = f"muster resume {shell_word(resumed_as(mapped.path))}"
         output.say(f"Interrupted; everything finished is saved. Go on: {again}")
     if mapped.output is not None:
         output.say(f"output: {mapped.output}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.base.errors import EXIT_OK, MissingPackageError
+from muster.base.flags import kind_of_word
 from muster.base.settings import child_environment
 from muster.base.shown_text import (
     HIDDEN,
@@ -188,7 +189,7 @@ ACTIONS = (start, cancel, retry, resume, change_devices)
 
 def _name(text: str) -> str:
     """A name is never a flag."""
-    if text.startswith("-") or not text:
+    if not text or kind_of_word(text) != "value":
         raise ValueError(f"{text!r} is no name.")
     return text
 

@@ -11,6 +11,7 @@ from muster.api.runs import Run, open_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
+from muster.base.shown_text import shell_word
 from muster.cli import output, screens
 from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse_groups
@@ -101,7 +102,7 @@ def _plan_training(what: str, known: Known, shown: _Shown) -> int:
     record = plan.record()
     if shown.for_run is not None:
         path = store_plan(RunFolder(shown.for_run), record)
-        output.remark(f"stored in {path}; after the run: muster plan {shown.for_run}")
+        output.remark(f"stored in {path}; after the run: muster plan {shell_word(shown.for_run)}")
     if shown.json:
         output.say_json(record)
     else:

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from muster.api.array import read_array
-from muster.api.earlier_work import array_of
 from muster.api.experiment import find_experiment
 from muster.api.options import SweepOptions
 from muster.api.plans import go_to, stored_options, stored_workload
@@ -23,6 +22,7 @@ from muster.api.runs import Run, open_first_stage, open_run
 from muster.api.slurm_gang import NodeStart
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
+from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.commands import map as map_command
 from muster.cli.commands import run as run_command
@@ -33,6 +33,7 @@ from muster.cli.parse import Parsed, RunPlace, Said, parse_groups
 from muster.cli.recipes import with_seeds_as_stored
 from muster.cli.values import split_command, split_target
 from muster.farm.task import TaskState
+from muster.hosts.names import parse_hosts
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord
 from muster.slurm.commands import elements_of, living_job
@@ -102,7 +103,7 @@ def retry(argv: list[str]) -> int:
     if run is not None and run.stored.kind in _COMMANDS:
         raise UsageError(
             f"{run.path} is {run.stored.kind_name}: there are no failed tasks to run again.",
-            hint=f"go on with it: muster resume {run.path}",
+            hint=f"go on with it: muster resume {shell_word(run.path)}",
         )
     return _go_on(argv, extra, "retry", _RETRY)
 
@@ -234,8 +235,8 @@ def _element(run: Run, parsed: Parsed) -> tuple[RunFolder, int] | None:
     """The array and the number of the element that is meant; None where none is."""
     if parsed.job.element is not None:
         return run.folder, parsed.job.element
-    main, name = array_of(run.folder), run.path.absolute().name
-    return (main, int(name)) if main and name.isdigit() and not run.stored.argv else None
+    array = run.folder.array
+    return (array, int(run.path.absolute().name)) if array and not run.stored.argv else None
 
 
 def _refuse_array(run: Run, command: str, engine: str) -> None:
@@ -245,16 +246,17 @@ def _refuse_array(run: Run, command: str, engine: str) -> None:
     words, _ = split_command(run.stored.argv)
     if not any(word.partition("=")[0] == "--array" for word in words):
         return
+    quoted = shell_word(run.path)
     if command == "retry":
         raise UsageError(
             f"{run.path} is an array: each of its elements is retried by itself.",
-            hint=f"muster retry {run.path}/elements/N, then: muster collect {run.path}",
+            hint=f"muster retry {quoted}/elements/N, then: muster collect {quoted}",
         )
     if engine != "slurm":
         raise UsageError(
             f"{run.path} is an array: it has no coordinator that could go on --on {engine}.",
-            hint=f"its elements run here one by one: muster resume {run.path} --element 0, and so "
-            f"on, then: muster collect {run.path}",
+            hint=f"its elements run here one by one: muster resume {quoted} --element 0, and so "
+            f"on, then: muster collect {quoted}",
         )
     jobs: set[int] = set()
     with suppress(SetupError):  # no SLURM here
@@ -274,7 +276,7 @@ def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
     if array is None or not array.argv:
         raise UsageError(
             f"{folder.path} was not made with --array: it has no elements to run.",
-            hint=f"go on with it: muster resume {folder.path}",
+            hint=f"go on with it: muster resume {shell_word(folder.path)}",
         )
     if not (0 <= number < array.elements or folder.element(number).exists()):
         raise UsageError(
@@ -295,9 +297,9 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int], *, is_json: boo
         return 0
     output.say(f"{run.folder.name}: no task has failed, so there is nothing to run again")
     if counts[TaskState.CANCELLED]:
-        output.say(f"  the cancelled ones: muster retry {run.path} --cancelled")
+        output.say(f"  the cancelled ones: muster retry {shell_word(run.path)} --cancelled")
     if counts[TaskState.READY] + counts[TaskState.CLAIMED] or not sum(counts.values()):
-        output.say(f"  what is left: muster resume {run.path}")
+        output.say(f"  what is left: muster resume {shell_word(run.path)}")
     return 0
 
 
@@ -347,11 +349,30 @@ def _as_planned(again: Parsed, typed: Parsed) -> Parsed:
 def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> Parsed:
     """The stored command in its own folder, with what is typed now on top of it."""
     gone = {*without, "run_dir", *(said.option.path[-1] for said in typed.said)}
-    if gone & _DEVICES:
-        gone |= _DEVICES
     engines = {said.value for said in typed.said if said.option.name == "on"}
+    if gone & _DEVICES:
+        gone |= _DEVICES | _of_hosts(before, typed)
+        if _said(before, "hosts") and not _said(typed, "hosts") and not _said(before, "executor"):
+            engines = engines or {"local"}
     kept = [one for one in before.but(gone) if _works_on(engines, one)]
     return dataclasses.replace(before, said=(*kept, *typed.said)).saying(run_dir=path)
+
+
+def _said(parsed: Parsed, name: str) -> Any:
+    return next((one.value for one in parsed.said if one.option.path[-1] == name), None)
+
+
+def _of_hosts(before: Parsed, typed: Parsed) -> set[str]:
+    """What was said for the hosts of before and does not fit what is chosen now. How Python is
+    found stays for other hosts: a pause goes on with those of before that are left.
+    """
+    hosts, least = _said(typed, "hosts"), _said(before, "min_nodes")
+    if not _said(before, "hosts"):
+        return set()
+    if hosts is None:
+        return {"hosts_setup", "hosts_python", "min_nodes", "master_addr", "master_port"}
+    is_too_many = least is not None and least > len(parse_hosts(hosts))
+    return {"master_addr", *["min_nodes"] * is_too_many}
 
 
 def _works_on(engines: set[str], said: Said) -> bool:
@@ -363,12 +384,17 @@ def _works_on(engines: set[str], said: Said) -> bool:
 
 
 #: A choice of devices replaces another; ``num_ranks`` is one of a gang's.
-_DEVICES = {"devices", "gpu_ids", "max_gpus", "num_ranks"}
+_DEVICES = {"devices", "gpu_ids", "max_gpus", "num_ranks", "hosts"}
 
 
 def _options(parsed: Parsed, of: SweepOptions) -> SweepOptions:
     """The options ``of`` the run, with what is typed now on top of them."""
-    if _DEVICES & parsed.given("options").keys():
+    given = parsed.given("options")
+    is_here = given.get("executor", "ray") != "ray" or (_DEVICES - {"hosts"}) & given.keys()
+    if of.cluster.hosts is not None and is_here and "hosts" not in given:
+        nowhere = dataclasses.replace(of.cluster, hosts=None, hosts_python=None, hosts_setup=())
+        of = dataclasses.replace(of, cluster=nowhere, executor="local")
+    if _DEVICES & given.keys():
         of = dataclasses.replace(
             of, devices="auto", gpu_ids=None, max_gpus=None, is_chosen_anew=True
         )

@@ -43,6 +43,10 @@ _REFUSED = {
         "any interpreter can be the program.",
         "write muster run --no-python .venv/bin/python SCRIPT.",
     ),
+    "memory": (
+        "its ranks hold one model together, and none of them goes on without the others.",
+        "limit all of them together: systemd-run --user --scope -p MemoryMax=64G muster run …",
+    ),
 }
 
 #: What the help shows first.
@@ -52,8 +56,8 @@ _COMMON = (
     "restart", "dry_run", "quiet", "json",
 )  # fmt: skip
 _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
-# Not while it waits for GPUs either, which may take days: a supervisor has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait")
+# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
+_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from muster.api.workload import Workload
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_OK, UnknownNameError, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.commands.sweep import flags_of_sweep, workload_of
 from muster.cli.flags import job_digest, sweep_options
@@ -113,9 +112,9 @@ def send_array(array: SlurmArray, run: Any) -> int:
     elif not run.quiet:
         elements, tasks = count(num_elements, "element"), count(workload.total, "task")
         output.say(f"job {job_id}: {elements}, {tasks}, in {path}")
-        output.say(f"Bring the results together: muster collect {path}")
+        output.say(f"Bring the results together: muster collect {shell_word(path)}")
         if log_to := ",".join(array.options.log_to):
-            quoted = shlex.quote(str(path))
+            quoted = shell_word(path)
             output.say(f"Then send them to trackers: muster track {quoted} --log-to {log_to}")
     return EXIT_OK
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from muster.base.errors import (
 from muster.base.flags import Flag
 from muster.base.journal import Journal
 from muster.base.settings import variable
+from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
 from muster.cli import output
 from muster.cli.commands import map as map_command
@@ -157,7 +159,9 @@ def start(experiment: Experiment, parsed: Parsed) -> int:
             with suppress(OSError):  # the caller knows it all the same
                 journal.write("over", exit_code=code)
     if code in (EXIT_INTERRUPTED, EXIT_REQUEUE) and not (shown.quiet or shown.json):
-        output.say(f"{folder.path} is not over; go on with it: muster resume {folder.path}")
+        output.say(
+            f"{folder.path} is not over; go on with it: muster resume {shell_word(folder.path)}"
+        )
     if shown.json:
         phases = folder.status()
         output.say_json({
@@ -276,7 +280,12 @@ class _Going:
         for name, one in phase.order.produces.items():
             path = self._path(phase, one)
             if not path.exists():
-                return f"it is done, and has not produced {name}: there is no {path}."
+                folder = self._folder.phase(phase.name).path
+                again = f"mv {shell_word(folder)} {shlex.quote(f'{folder}.before')}"
+                return (
+                    f"it is done, and has not produced {name}: there is no {path}.\n"
+                    f"Hint: put the file there, or do {phase.name} anew: {again}, then start again."
+                )
         return ""
 
     def _path(self, phase: Phase, text: str) -> Path:

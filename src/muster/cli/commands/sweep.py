@@ -13,18 +13,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from muster.api.experiment import resumed_as
-from muster.api.housekeeping import rehearse_sweep
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import OF_ALL, SearchOptions, SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
+from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
-from muster.api.search_state import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.base.modules import names_at_top, read_source
+from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
@@ -46,7 +45,8 @@ command with {{name}} where a value belongs and {{dir}} for the task's folder. S
 
 What a function returns becomes columns of the table. A command writes a JSON object of numbers to
 result.json in $MUSTER_TASK_DIR, and finds $MUSTER_SEED and $MUSTER_PARAMS (JSON) there as well.
-Numbers over time: muster.log(step, loss=...) in Python, or lines of JSON in $MUSTER_METRICS.
+Numbers over time: muster.log(step, loss=...) in Python, or lines of JSON in $MUSTER_METRICS; the
+last of a command that writes no result.json become columns.
 
 Examples:
   muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
@@ -269,8 +269,9 @@ def _no_numbers(workload: Workload) -> str:
         return (
             "No task handed over a number. A command does it with a JSON object in the file "
             '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns. '
-            "Numbers over time are lines of JSON in the file $MUSTER_METRICS, such as "
-            '{"step": 3, "loss": 0.1}; in Python muster.log(3, loss=0.1) writes them.'
+            "Or it logs numbers over time, of which the last become columns: lines of JSON in the "
+            'file $MUSTER_METRICS, such as {"step": 3, "loss": 0.1}; in Python '
+            "muster.log(3, loss=0.1) writes them."
         )
     return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 
@@ -375,31 +376,36 @@ def outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:
 def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
     counts = run.status().counts
     output.say(summary_line(run.folder.name, counts, seconds))
+    quoted = shell_word(run.path)
     ending = run.ending
     if counts["failed"]:
         for group in run.failures()[:3]:
             if group.num_failed:
                 output.say(f"  {group.num_failed:,} × {group.message.splitlines()[0][:150]}")
-        output.say(f"  see why: muster errors {run.path}   again: muster retry {run.path}")
+        output.say(f"  see why: muster errors {quoted}   again: muster retry {quoted}")
     if counts["cancelled"]:
-        output.say(f"  the cancelled ones after all: muster retry {run.path} --cancelled")
+        output.say(f"  the cancelled ones after all: muster retry {quoted} --cancelled")
     if ending is not None and ending.paused:
         output.say(f"Paused: {ending.paused}")
         output.say(
             "  correct the cause, then: "
-            f"muster retry {run.path}   or go on regardless with --keep-going"
+            f"muster retry {quoted}   or go on regardless with --keep-going"
         )
     elif ending is not None and ending.cancelled:
         output.say("Cancelled. The finished tasks are kept.")
     elif ending is not None and ending.interrupted:
-        again = f"muster resume {resumed_as(run.path)}"
+        from muster.api.experiment import resumed_as  # which knows what all kinds of run are
+
+        again = f"muster resume {shell_word(resumed_as(run.path))}"
         output.say(f"Interrupted; everything finished is saved. Go on: {again}")
+    from muster.api.search_state import read_search
+
     if ending is not None and (search := read_search(run.folder)) is not None:
         from muster.cli.search_wording import state_lines
 
         for line in state_lines(search):
             output.say(f"  {line}")
-        output.say(f"  the best, and how to run it again: muster best {run.path}")
+        output.say(f"  the best, and how to run it again: muster best {shell_word(run.path)}")
     output.say(f"table: {run.folder.results_csv}")
     for path in made:
         output.say(f"made:  {path}")

@@ -20,7 +20,7 @@ from muster.api.trackers.guard import track
 from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import EXIT_SOME_FAILED, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
@@ -117,7 +117,7 @@ def export(argv: list[str]) -> int:
     if stored.is_map:
         raise UsageError(
             f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
-            hint=f"see how it stands: muster status {run.path}",
+            hint=f"see how it stands: muster status {shell_word(run.path)}",
         )
     if stored.is_gang:
         num_rows = export_metrics(run.folder, stored, flags.to)
@@ -261,7 +261,7 @@ def _show(summaries: list[Summary], path: str) -> None:
     if len(summaries) > len(shown):
         output.remark(
             f"{count(len(summaries) - len(shown), 'row')} more: choose with --task or --name, or "
-            f"write all with `muster metrics {path} --to metrics.parquet`"
+            f"write all with `muster metrics {shell_word(path)} --to metrics.parquet`"
         )
 
 

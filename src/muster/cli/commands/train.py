@@ -37,8 +37,8 @@ Examples:
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
   muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
-# Not while it waits for GPUs either, which may take days: a supervisor has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait")
+# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
+_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +56,7 @@ def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -
     began = time.monotonic()
     given = parsed.given("options")
     stays_here = node is not None or given.get("executor") != "slurm"
-    is_later = parsed.shown.dry_run or given.get("wait_s", 0) > 0
+    is_later = parsed.shown.dry_run or given.get("wait_s", 0) > 0 or given.get("hosts")
     with _supervisor(is_wanted=stays_here and not is_later) as supervisor:
         return _train(parsed, typed, supervisor, began, node)
 

@@ -10,10 +10,15 @@ from typing import Annotated, Any, Literal
 
 from muster.base.errors import UsageError
 from muster.base.flags import Flag, parse_duration
+from muster.base.shown_text import shown_mib
 from muster.farm.task import TargetSpec
 from muster.hosts.names import parse_hosts
-from muster.slurm.request import CORES_PER_GPU, JobRequest, SlurmOptions
+from muster.slurm.request import CORES_PER_GPU, JobRequest, SlurmOptions, memory_mib
 
+#: Executors whose workers run on machines that an engine hands out; they take no device here.
+CLUSTERS = ("slurm", "ray")
+#: What Muster's own process in a job takes at most, beside the worker and its task.
+_PILOT_MIB = 256
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
 _LOOKS_PER_S = 2000
 _BOTH, _RAY = ("slurm", "ray"), ("ray",)
@@ -25,7 +30,10 @@ def _whole_seconds(text: str, flag: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRequest(SlurmOptions):
-    """With --on slurm or --on ray: how many workers, and what each gets."""
+    """With --on slurm or --on ray: how many workers, and what each gets.
+
+    ``task_memory_mib``: what ``--memory`` allows a task.
+    """
 
     num_workers: Annotated[int, Flag(name="workers", engines=_BOTH)] = 1
     """How many workers."""
@@ -47,12 +55,17 @@ class ClusterRequest(SlurmOptions):
     this machine. `muster hosts check` says whether they can be used."""
     hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_RAY)] = None
     """With --hosts: the Python there that has Muster, where it is not where it is here."""
+    hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_RAY)] = ()
+    """With --hosts: a line of bash that each host runs before Python is looked for, such as
+    'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
     resources: Annotated[
         tuple[str, ...], Flag(name="resource", metavar="NAME=AMOUNT", engines=_RAY)
     ] = ()
     """Ray: a custom resource of each worker. May be given several times."""
     placement_strategy: Annotated[Literal["DEFAULT", "SPREAD"], Flag(engines=_RAY)] = "DEFAULT"
     """Ray: DEFAULT fills nodes one after another, SPREAD spreads the workers over all nodes."""
+
+    task_memory_mib: Annotated[float | None, Flag(is_hidden=True)] = None
 
     def __post_init__(self) -> None:
         limits = {"num_workers": 1, "gpus_per_worker": 0, "cpus_per_worker": 1, "warn_before_s": 1}
@@ -87,6 +100,24 @@ class ClusterRequest(SlurmOptions):
                 )
         elif self.hosts_python is not None:
             raise UsageError("--hosts-python has no effect without --hosts.")
+        elif self.hosts_setup:
+            raise UsageError("--setup has no effect without --hosts.")
+
+    def with_memory(self, most_mib: float) -> ClusterRequest:
+        """The same for tasks that may hold so much; UsageError where ``--mem`` is less."""
+        needs_mib = most_mib + _PILOT_MIB
+        if self.memory is not None and 0 < (has_mib := memory_mib(self.memory)) < needs_mib:
+            raise UsageError(
+                f"--mem {self.memory} gives a worker {shown_mib(has_mib)}, and --memory allows a "
+                f"task {shown_mib(most_mib)}, beside {_PILOT_MIB} MiB for Muster's own process.",
+                hint="leave --mem out: a job then asks for what its task may take.",
+            )
+        return dataclasses.replace(self, task_memory_mib=most_mib)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is asked of Ray for each worker; 0 where nothing is."""
+        return int((self.task_memory_mib or 0) * 2**20)
 
     @property
     def custom_resources(self) -> dict[str, float]:
@@ -120,11 +151,14 @@ class ClusterRequest(SlurmOptions):
         return self._job(self.whole_gpus)
 
     def _job(self, num_gpus: int) -> JobRequest:
+        asked = {one.name: getattr(self, one.name) for one in dataclasses.fields(SlurmOptions)}
+        if self.task_memory_mib is not None and self.memory is None and not self.memory_parts:
+            asked["memory"] = f"{math.ceil(self.task_memory_mib) + _PILOT_MIB}M"
         return JobRequest(
             gpus_per_node=num_gpus,
             cpus_per_node=self.cpus_per_worker,
             warn_before_s=self.warn_before_s,
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(SlurmOptions)},
+            **asked,
         )
 
     @property

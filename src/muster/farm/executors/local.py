@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
+from muster.farm.executors.memory_watch import MemoryWatch
 from muster.farm.executors.worker_process import (
     TRACE_BYTES,
     Channel,
@@ -38,7 +39,7 @@ from muster.farm.executors.worker_process import (
     reason_of,
     start_worker,
 )
-from muster.farm.task import SlotSpec, Task
+from muster.farm.task import Outcome, SlotSpec, Task
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
@@ -82,6 +83,9 @@ class _Worker:
     log_start: int = 0
     tasks_end: int = 0
     unfit: str = ""  # why it cannot compute on them, by its own account
+    watch: MemoryWatch | None = None
+    took: str = ""  # more memory than it may, so that it was killed
+    is_of_past: bool = False  # a task has ended since the look that shows how much it holds
     spare_at: float | None = None  # when the process of the next worker is started beside it
 
 
@@ -128,6 +132,8 @@ class LocalExecutor:
         worker = _Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
         worker.log_start = worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
+        if slot.most_host_mib is not None:
+            worker.watch = MemoryWatch(process.pid, slot.most_host_mib)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         if hasattr(os, "pidfd_open"):
             worker.pidfd = os.pidfd_open(process.pid)
@@ -222,6 +228,7 @@ class LocalExecutor:
     def poll(self, timeout_s: float) -> list[Event]:
         workers, now = self._workers.values(), time.monotonic()
         deadlines = [due for w in workers for due in (w.kill_at, w.spare_at) if due is not None]
+        deadlines += [w.watch.due_s for w in workers if w.watch is not None]
         wait_s = min([timeout_s, *(max(0.0, due - now) for due in deadlines)])
         if self._releasing or any(worker.pidfd < 0 for worker in self._workers.values()):
             wait_s = min(wait_s, _LOOK_EVERY_S)
@@ -241,6 +248,7 @@ class LocalExecutor:
             if worker.pidfd < 0 and worker.process.poll() is not None:
                 dead[worker.worker_id] = worker
         self._escalate()
+        self._watch_memory(dead)
         self._start_spares()
         for worker in dead.values():
             self._reap(worker, events)
@@ -305,6 +313,7 @@ class LocalExecutor:
                     trace = body.decode("utf-8", "replace")
                     events.append(TargetBroken(worker.worker_id, header[1], trace))
         if finished:
+            worker.is_of_past = True
             worker.spare_at = None  # it ended as it was told
             events.append(Results(worker.worker_id, finished))
 
@@ -316,6 +325,24 @@ class LocalExecutor:
             if worker.kill_at is not None and now >= worker.kill_at:
                 processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
+
+    def _watch_memory(self, dead: Container[int]) -> None:
+        """Kill what is above its limit without notice: it may take more in the meantime.
+
+        What a program held that has ended since is given back; what a function left is not.
+        """
+        now = time.monotonic()
+        for worker in self._workers.values():
+            watch = worker.watch
+            if watch is None or now < watch.due_s or worker.worker_id in dead:
+                continue
+            if watch.begin():
+                worker.is_of_past = False
+            took = watch.look()
+            if took and (self._has_functions or not worker.is_of_past):
+                worker.took = took
+                worker.watch, worker.was_killed = None, True
+                processes.signal_group(worker.process.pid, processes.KILL)
 
     def _start_spares(self) -> None:
         now = time.monotonic()
@@ -334,17 +361,21 @@ class LocalExecutor:
         left = self._end_descendants(session)
         processes.reap_adopted([session])
         log_end = os.stat(worker.log).st_size
+        took, by_memory = worker.took, Outcome.MEMORY_LIMIT if worker.took else None
+        if took and worker.is_of_past:  # nobody knows what the task in hand has of it
+            took, by_memory = f"was killed as the task before {took}", Outcome.LOST
         death = WorkerDied(
             worker.worker_id,
             code if code >= 0 else None,
             -code if code < 0 else None,
-            worker.unfit or reason_of(code, left),
+            took or worker.unfit or reason_of(code, left),
             "" if worker.unfit else log_tail(worker.log, worker.tasks_end),
             code == -processes.KILL
             and not worker.was_killed
             and processes.out_of_memory_kills() > worker.ooms_before,
             worker.tasks_end,
             log_end,
+            outcome=by_memory,
         )
         self._forget(worker)
         if devices := worker.slot.devices:

@@ -21,7 +21,7 @@ from typing import Any
 from muster.base.errors import MissingPackageError, SetupError
 from muster.base.settings import kept_environment
 from muster.farm import wire
-from muster.farm.events import Event, Progress, WorkerDied
+from muster.farm.events import Event, Note, Progress, WorkerDied
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.ray_pilot import (
@@ -51,9 +51,10 @@ class _Pilot:
     """An actor as the driver knows it. ``commands`` wait for the next call."""
 
     slot: SlotSpec
-    actor: Any
     log_base: int
     asked_s: float
+    actor: Any = None  # until there is a cluster to ask
+    apply: Any = None
     worker_id: int | None = None
     commands: bytearray = field(default_factory=bytearray)
     num_calls: int = 0
@@ -71,7 +72,7 @@ class RayExecutor:
     """A driver of the cluster that the assignment names, or of one that is started here."""
 
     def __init__(self, assignment: Assignment) -> None:
-        self._ray = _import_ray()
+        self._ray: Any = None
         self._assignment = assignment
         self._folder = assignment.folder
         self._request = assignment.cluster
@@ -85,14 +86,19 @@ class RayExecutor:
         self._code = CodeToSend([*assignment.targets.values(), *stages], Path.cwd())
         self._sent: dict[str, list[Any]] = {}  # what is in the object store: code, and input files
         self._unpacker = Unpacker(self._folder.path, SENT_HOME)
-        self._session = RaySession(self._ray, self._request)
+        self._session: RaySession | None = None  # until a worker is asked for
         self._folder.pilots.mkdir(parents=True, exist_ok=True)
         self._folder.pilot_token.write_text(self._token)
 
     # ------------------------------------------------------------------ the five questions
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        pilot = self._pilots.get(slot.slot_id) or self._ask_for_actor(slot)
+        pilot = self._pilots.get(slot.slot_id)
+        if pilot is None:
+            log = self._folder.worker_log(slot.slot_id)
+            log_base = log.stat().st_size if log.exists() else 0
+            pilot = _Pilot(slot, log_base, time.monotonic())
+            self._pilots[slot.slot_id] = pilot
         pilot.worker_id = worker_id
         self._by_worker[worker_id] = pilot
         pilot.commands += remote.start_command(worker_id, slot)
@@ -130,8 +136,14 @@ class RayExecutor:
         pilot.commands += remote.end_command(worker_id, kill=kill)
 
     def poll(self, timeout_s: float) -> list[Event]:
+        if self._pilots and not self._is_ready(0.0 if self._events else timeout_s):
+            timeout_s = 0.0
         for pilot in self._pilots.values():
+            if pilot.actor is None and self._ray is not None:
+                self._ask_for_actor(pilot)
             self._flush(pilot)
+        if self._session is not None:
+            self._events += [Note("hosts", text) for text in self._session.news()]
         self._tell_who_waits()
         if self._events:
             timeout_s = 0.0
@@ -152,22 +164,40 @@ class RayExecutor:
                 self._ray.wait(calls, num_returns=len(calls), timeout=_GOODBYE_S)
             for pilot in pilots:
                 pilot.is_gone = True
-                self._ray.kill(pilot.actor, no_restart=True)
+                self._kill(pilot)
         finally:
             self._folder.pilot_token.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._folder.pilots.rmdir()  # unless something else is in it
-            self._session.close()
+            if self._session is not None:
+                self._session.close()
 
     # ------------------------------------------------------------------ pilots
 
-    def _ask_for_actor(self, slot: SlotSpec) -> _Pilot:
+    def _is_ready(self, timeout_s: float) -> bool:
+        """Whether there is a cluster to ask for actors; without a first call nobody needs one."""
+        if self._ray is not None:
+            return True
+        if self._session is None:
+            self._session = RaySession(_import_ray, self._request, self._folder.whole.name)
+        if not self._session.is_ready(timeout_s):
+            return False
+        self._ray = self._session.ray
+        return True
+
+    def _kill(self, pilot: _Pilot) -> None:
+        if pilot.actor is not None:
+            self._ray.kill(pilot.actor, no_restart=True)
+
+    def _ask_for_actor(self, pilot: _Pilot) -> None:
         """Ask for an actor; Ray starts it where and when there is room."""
-        actor = (
+        slot = pilot.slot
+        actor = pilot.actor = (
             self._ray.remote(Pilot)
             .options(
                 num_cpus=self._request.cores_per_actor,
                 num_gpus=self._request.gpus_per_worker,
+                memory=self._request.memory_bytes or None,
                 resources=self._request.custom_resources,
                 scheduling_strategy=self._request.placement_strategy,
                 max_restarts=0,
@@ -175,10 +205,8 @@ class RayExecutor:
             )
             .remote()
         )
-        log = self._folder.worker_log(slot.slot_id)
-        log_base = log.stat().st_size if log.exists() else 0
-        pilot = _Pilot(slot, actor, log_base, time.monotonic())
-        self._pilots[slot.slot_id] = pilot
+        # Without a return value: nobody waits for it, and what goes wrong is heard by poll.
+        pilot.apply = actor.apply.options(num_returns=0)
         setup = PilotSetup(
             version=muster_version(),
             run_path=str(self._folder.path.absolute()),
@@ -195,7 +223,6 @@ class RayExecutor:
             input_files=self._map.files if self._map is not None else {},
         )
         self._listen(pilot, "open", actor.open.remote(setup.to_json()))
-        return pilot
 
     def _listen(self, pilot: _Pilot, what: str, reference: Any) -> None:
         def arrived(future: Any) -> None:
@@ -215,8 +242,7 @@ class RayExecutor:
 
     def _apply(self, pilot: _Pilot, data: Any) -> None:
         """``data``: frames, or a reference to frames in the object store."""
-        # Without a return value: nobody waits for it, and what goes wrong is heard by poll.
-        pilot.actor.apply.options(num_returns=0).remote(pilot.num_calls, data)
+        pilot.apply.remote(pilot.num_calls, data)
         pilot.num_calls += 1
 
     def _apply_stored(self, pilot: _Pilot, name: str, pack: Callable[[], Iterator[bytes]]) -> None:
@@ -303,6 +329,8 @@ class RayExecutor:
             if is_due and pilot.worker_id is not None:
                 pilot.was_told = True
                 text = f"waiting for {needs(self._request)} to be free"
+                if self._ray is None:
+                    text = "Ray is being started on the hosts"
                 self._events.append(Progress(pilot.worker_id, 0, text))
 
     # ------------------------------------------------------------------ ending
@@ -320,7 +348,7 @@ class RayExecutor:
     def _give_up(self, pilot: _Pilot, reason: str, outcome: Outcome | None) -> None:
         """Report the death of its worker; the actor is not listened to any more."""
         pilot.is_gone = True
-        self._ray.kill(pilot.actor, no_restart=True)
+        self._kill(pilot)
         del self._pilots[pilot.slot.slot_id]
         if pilot.worker_id is None:
             return

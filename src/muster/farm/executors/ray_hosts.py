@@ -7,41 +7,65 @@ this process, however that ends. See docs/decisions/0035-hosts-over-ssh.md.
 from __future__ import annotations
 
 import dataclasses
-import socket
+import json
+import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from queue import SimpleQueue
 from typing import Any
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.shown_text import clean_text, count
+from muster.farm.executors import ray_node
 from muster.farm.executors.cluster import ClusterRequest
-from muster.hosts.check import close_all, connected, here, how_to_link, judge, try_links
-from muster.hosts.connection import Connection
+from muster.hosts.check import (
+    close_all,
+    connect_all,
+    connected,
+    here,
+    how_to_link,
+    judge,
+    try_links,
+)
+from muster.hosts.connection import Circle, Connection, Way
 from muster.hosts.names import LOCAL, Host, parse_hosts
 
 _START_S = 120.0
-_STARTED = "Ray runtime started"
+_LOOK_EVERY_S = 0.5
+#: Between tries of a host that is lost.
+_BACK_OFF_S = (5.0, 10.0, 20.0, 40.0, 60.0)
+#: Of this machine, where it runs nothing but the head.
+_HERE: Mapping[str, Any] = {"python": sys.executable, "gpus": ()}
 
 
 @dataclass(frozen=True)
 class Node:
-    """What Ray is told of a host. ``gpus``: by their numbers there."""
+    """What Ray is told of a host. ``gpus``: by their numbers there. ``memory_mib``: None where Ray
+    is to find out."""
 
     host: Host
     gpus: tuple[int, ...]
     cpus: int
     workers: int
+    memory_mib: int | None = None
 
     @property
     def shown(self) -> str:
         """For ``--dry-run``: what is started there."""
+        if not self.workers:
+            return f"{self.host.name}: nothing, as it has too little for a worker"
         if not self.gpus:
             return f"{self.host.name}: {count(self.workers, 'worker')} on its CPU"
         gpus = ", ".join(map(str, self.gpus))
         which = "GPU" if len(self.gpus) == 1 else "GPUs"
         return f"{self.host.name}: {count(self.workers, 'worker')} on {which} {gpus}"
+
+
+_NO_WORKERS = Node(Host(LOCAL), (), 0, 0)
 
 
 def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
@@ -50,12 +74,14 @@ def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
     Connects to each of them and starts nothing. Raises SetupError for one that cannot be used.
     """
     hosts = parse_hosts(request.hosts or "")
-    return plan_nodes(request, hosts, _facts_of(hosts, request.hosts_python))
+    return plan_nodes(request, hosts, _facts_of(hosts, request.hosts_python, request.hosts_setup))
 
 
 @lru_cache(maxsize=4)  # a start asks several times what is to run where
-def _facts_of(hosts: tuple[Host, ...], python: str | None) -> list[Mapping[str, Any]]:
-    with connected(hosts, python) as connections:
+def _facts_of(
+    hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]
+) -> list[Mapping[str, Any]]:
+    with connected(hosts, Way(python, setup)) as connections:
         return [_checked(one) for one in connections]
 
 
@@ -83,19 +109,23 @@ def plan_nodes(
         if gpus:
             workers = int(len(gpus) / each) if each >= 1 else len(gpus) * int(1 / each + 1e-6)
             # A GPU does not stay idle because cores are few, unless somebody asks for them.
-            cpus = int(about["cpus"])
-            if request.cpus_per_worker is None:
-                cpus = max(cpus, workers)
-            workers = min(workers, cpus // cores)
+            if request.cpus_per_worker is not None:
+                workers = min(workers, int(about["cpus"]) // cores)
         else:
             workers = host.cpu_workers or 1
-            cpus = workers * cores
-        nodes.append(Node(host, gpus, cpus, workers))
+        memory = about.get("memory_mib") if request.memory_bytes else None
+        if memory is not None:
+            workers = min(workers, (memory << 20) // request.memory_bytes)
+        if gpus:  # those that get no worker are left to others
+            gpus = gpus[: workers * int(each) if each >= 1 else -(-workers // int(1 / each + 1e-6))]
+        # No more cores than that: Ray starts a process for each ahead of time.
+        nodes.append(Node(host, gpus, workers * cores, workers, memory))
     total = sum(node.workers for node in nodes)
     if not total:
         raise UsageError(
-            "No worker fits on any of the hosts with this many GPUs and cores for each.",
-            hint="ask for less with --gpus-per-worker and --cpus-per-worker.",
+            "No worker fits on any of the hosts with this many GPUs and cores, and this much "
+            "memory, for each.",
+            hint="ask for less with --gpus-per-worker, --cpus-per-worker and --memory.",
         )
     return dataclasses.replace(request, num_workers=total, gpus_per_worker=each), nodes
 
@@ -103,7 +133,7 @@ def plan_nodes(
 def _gpus_of(host: Host, facts: Mapping[str, Any]) -> tuple[int, ...]:
     if host.cpu_workers is not None:
         return ()
-    return host.gpus or tuple(gpu["index"] for gpu in facts["gpus"])
+    return host.gpus or tuple(gpu["index"] for gpu in facts["gpus"] if not gpu.get("held"))
 
 
 def _checked(connection: Connection) -> Mapping[str, Any]:
@@ -117,96 +147,183 @@ def _checked(connection: Connection) -> Mapping[str, Any]:
 
 
 class RayHosts:
-    """Ray on all hosts from construction to ``close``; ``address`` is that of its head, here.
+    """Ray on all hosts: its start begins with construction, in a thread, and ``close`` ends it.
 
-    Raises SetupError where a host cannot be used; nothing is left then.
+    ``address``: of its head, which is here; known once there is one. A host that is lost later is
+    taken back when it can be reached again.
     """
 
-    def __init__(self, request: ClusterRequest, token: str) -> None:
-        hosts = parse_hosts(request.hosts or "")
-        self._head: Connection | None = None
-        self._far: list[Connection] = []
-        with connected(hosts, request.hosts_python) as connections:
-            _, nodes = plan_nodes(request, hosts, [_checked(one) for one in connections])
-            links = try_links(connections)
-            if links.broken or links.head is None:
-                raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
-            try:
-                self._start(links.head, links.addresses, nodes, token, request)
-            except BaseException:
-                self.close()
-                raise
+    def __init__(self, request: ClusterRequest, token: str, run: str) -> None:
+        self.address = ""
+        self.news: SimpleQueue[str] = SimpleQueue()
+        self._request, self._token, self._run = request, token, run
+        self._circle = Circle()
+        self._way = Way(request.hosts_python, request.hosts_setup, self._circle)
+        self._connections: dict[str, Connection] = {}  # by host
+        self._addresses: Mapping[str, str] = {}
+        self._has_head, self._is_up, self._is_over = (threading.Event() for _ in range(3))
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
+        self._thread.start()
 
-    def _start(
-        self, head: str, addresses: Mapping[str, str], nodes: Sequence[Node], token: str,
-        request: ClusterRequest,
-    ) -> None:  # fmt: skip
-        with socket.create_server((head, 0)) as server:
-            self.address = f"{head}:{server.getsockname()[1]}"
-        near = next((node for node in nodes if node.host.is_local), Node(Host(LOCAL), (), 0, 0))
-        self._head = Connection(near.host)
-        port = self.address.rpartition(":")[2]
-        words = ["--head", f"--port={port}", "--include-dashboard=false"]
-        _start_node(self._head, near, head, words, token)
-        others = [node for node in nodes if not node.host.is_local]
-        if not others:
-            return
+    def has_head(self, timeout_s: float) -> bool:
+        """Whether there is a head to connect to; waits. Raises SetupError for what went wrong."""
+        return self._wait(self._has_head, timeout_s)
 
-        def join(node: Node) -> Connection | SetupError:
-            try:
-                connection = Connection(node.host, request.hosts_python)
-            except SetupError as error:
-                return error
-            try:
-                place = addresses[node.host.name]
-                _start_node(connection, node, place, [f"--address={self.address}"], token)
-            except BaseException as error:
-                connection.close()
-                if isinstance(error, SetupError):
-                    return error
-                raise
-            return connection
-
-        with ThreadPoolExecutor(len(others)) as pool:
-            found = list(pool.map(join, others))
-        self._far = [one for one in found if isinstance(one, Connection)]
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
+    def is_up(self, timeout_s: float) -> bool:
+        """Whether all hosts have joined it; waits. Raises SetupError for what went wrong."""
+        return self._wait(self._is_up, timeout_s)
 
     def close(self) -> None:
-        """End Ray everywhere; the hosts before the head, on which they would wait."""
-        close_all(self._far)
-        if self._head is not None:
-            self._head.close()
+        """End Ray everywhere, also while it starts."""
+        self._is_over.set()
+        self._circle.end()
+        self._thread.join()
+        close_all([*self._connections.values()])
+        _facts_of.cache_clear()  # who has which GPU is another matter the next time
+
+    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
+        is_set = event.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return is_set
+
+    # ------------------------------------------------------------------ the thread
+
+    def _work(self) -> None:
+        try:
+            far = self._bring_up()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._has_head.set()
+            self._is_up.set()
+        if self._error is None:
+            self._keep(far)
+
+    def _bring_up(self) -> list[Node]:
+        """Start the head and the nodes. Returns those that are reached by SSH."""
+        request = self._request
+        hosts = parse_hosts(request.hosts or "")
+        facts = _facts_of(hosts, request.hosts_python, request.hosts_setup)
+        nodes = [node for node in plan_nodes(request, hosts, facts)[1] if node.workers]
+        known = {host.name: about for host, about in zip(hosts, facts, strict=True)}
+        far = [node for node in nodes if not node.host.is_local]
+        near = next((node for node in nodes if node.host.is_local), _NO_WORKERS)
+        # This machine runs the head also where it has no workers, with the Python of this process.
+        ways = [(Host(LOCAL), self._way if near.workers else Way(circle=self._circle))]
+        ways += [(node.host, self._way) for node in far]
+        known.setdefault(LOCAL, _HERE)
+        for one in connect_all(ways, known):
+            if isinstance(one, SetupError):
+                raise one
+            self._connections[one.host.name] = one
+        links = try_links([self._connections[node.host.name] for node in nodes])
+        if links.broken or links.head is None:
+            raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
+        self._addresses = {**links.addresses, LOCAL: links.head}
+        # All import Ray at once, and the nodes wait for the address of the head.
+        with ThreadPoolExecutor(len(far) + 1) as pool:
+            try:
+                list(pool.map(self._begin, (near, *far)))
+                self.address = self._finish(near)
+                self._has_head.set()
+                list(pool.map(self._finish, far))
+            except BaseException:
+                self._circle.end()
+                raise
+        return far
+
+    def _keep(self, far: Sequence[Node]) -> None:
+        """Take hosts back that were lost, until it is over."""
+        tries: dict[str, tuple[int, float]] = {}  # how many there were, and when the next is due
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            for node in far:
+                name, now = node.host.name, time.monotonic()
+                if self._connections[name].is_open:
+                    continue
+                if name not in tries:
+                    tries[name] = (0, now + _BACK_OFF_S[0])
+                    self.news.put(
+                        f"{name} is lost: others do what it had. It is tried again in "
+                        f"{_BACK_OFF_S[0]:g} s, and then ever less often."
+                    )
+                count, due = tries[name]
+                if now < due:
+                    continue
+                self._connections[name].close()
+                why = self._take_back(node)
+                if why is None:
+                    del tries[name]
+                    self.news.put(f"{name} is back.")
+                else:
+                    pause = _BACK_OFF_S[min(count + 1, len(_BACK_OFF_S) - 1)]
+                    tries[name] = (count + 1, time.monotonic() + pause)
+                    if not count:
+                        self.news.put(f"{name} is still lost: {why}")
+
+    def _take_back(self, node: Node) -> str | None:
+        """Why it cannot be; None where it has been."""
+        try:
+            connection = Connection(node.host, self._way)
+        except SetupError as error:
+            return str(error).partition("\n")[0]
+        self._connections[node.host.name] = connection
+        try:
+            _checked(connection)
+            self._begin(node)
+            self._finish(node)
+        except SetupError as error:
+            connection.close()
+            return str(error).partition("\n")[0]
+        return None
+
+    def _begin(self, node: Node) -> None:
+        """Lease its GPUs, and start the program that imports Ray."""
+        name = node.host.name
+        connection = self._connections[name]
+        gpus = connection.facts["gpus"] if node.gpus else ()
+        uuids = [gpu["uuid"] for gpu in gpus if gpu["index"] in node.gpus]
+        if uuids and (held := connection.ask("lease", uuids, self._run)):
+            raise SetupError(
+                f"A GPU of {name} is taken: {clean_text('; '.join(held))}.",
+                hint=f"wait until that ends (`muster queue` on {name} shows it), or name others.",
+            )
+        address = self._addresses[name]
+        settings: dict[str, Any] = {
+            "node_ip_address": address, "node_name": address, "num_cpus": node.cpus,
+            "num_gpus": len(node.gpus), "temp_dir": "{folder}/r",
+        }  # fmt: skip
+        if node.memory_mib is not None:  # Ray itself would count a part of it
+            settings["memory"] = node.memory_mib << 20
+        if not node.host.is_local:
+            settings["join"] = "{folder}/head"
+        argv = [connection.facts["python"], "-m", ray_node.__name__, json.dumps(settings)]
+        environment = {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{folder}/auth_token",
+            "RAY_AUTH_TOKEN": "", "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": "{folder}",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.gpus)),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers are nvidia-smi's
+            "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+            "RAY_enable_metrics_collection": "0",  # there is nobody whom they are for
+        }  # fmt: skip
+        connection.ask("start", argv, environment, {"auth_token": self._token})
+
+    def _finish(self, node: Node) -> str:
+        """Wait until Ray is up there, and return the address of its head."""
+        name = node.host.name
+        connection = self._connections[name]
+        if not node.host.is_local:
+            connection.ask("write", "head", self.address)
+        answer = connection.ask("wait", ray_node.STARTED, _START_S, limit_s=_START_S + 30)
+        if "error" in answer:
+            raise SetupError(
+                f"Ray could not be started on {name}: {clean_text(str(answer['error']))}",
+                hint=f"see what `muster hosts check {name}` says.",
+            )
+        return str(answer["said"])
 
 
 def _told(broken: Sequence[tuple[str, str, str]]) -> tuple[str]:
     shown = "; ".join(f"{a} does not reach {b} ({clean_text(why)})" for a, b, why in broken[:4])
     return (f"The hosts cannot work together: {shown}.",)
-
-
-def _start_node(
-    connection: Connection, node: Node, address: str, words: Sequence[str], token: str
-) -> None:
-    argv = [
-        connection.facts["python"], "-m", "ray.scripts.scripts", "start", "--block", *words,
-        f"--node-ip-address={address}", f"--num-cpus={node.cpus}", f"--num-gpus={len(node.gpus)}",
-        "--temp-dir={folder}/r", "--disable-usage-stats",
-    ]  # fmt: skip
-    environment = {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{folder}/auth_token",
-        "RAY_AUTH_TOKEN": "", "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": "{folder}",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.gpus)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers are nvidia-smi's
-        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-    }  # fmt: skip
-    files = {"auth_token": token}
-    answer = connection.ask(
-        "start", argv, environment, files, _STARTED, _START_S, limit_s=_START_S + 30
-    )
-    if "error" in answer:
-        raise SetupError(
-            f"Ray could not be started on {node.host.name}: {clean_text(str(answer['error']))}",
-            hint=f"see what `muster hosts check {node.host.name}` says.",
-        )

@@ -44,6 +44,8 @@ from muster.run.folder import RunFolder
 #: What one answer to ``poll`` holds at most, but for the last frame in it.
 PARCEL_BYTES = 16 << 20
 _TICK_S = 0.1
+#: While the worker has more to do, what it says within this time travels in one answer.
+GATHER_S = 0.02
 _CHECKPOINTS_EVERY_S = 1.0
 #: Below the scratch folder: code that was sent, and the run folder of a pilot that has its own.
 CODE, RUNS = "code", "runs"
@@ -88,6 +90,8 @@ class Pilot:
         self._files: FilesForDriver | None = None
         self._error: Exception | None = None
         self._checked_s = 0.0
+        self._num_held = 0  # tasks that the worker has
+        self._gathering: asyncio.TimerHandle | None = None
 
     async def open(self, setup: bytes) -> dict[str, Any]:
         """Where this is and what it sees. Nothing is done for another version of Muster."""
@@ -150,7 +154,10 @@ class Pilot:
     async def close(self) -> None:
         """End the worker with all it has started, and remove the scratch folder."""
         if self._executor is not None:
-            asyncio.get_running_loop().remove_reader(self._executor.fileno())
+            if self._gathering is None:
+                asyncio.get_running_loop().remove_reader(self._executor.fileno())
+            else:
+                self._gathering.cancel()
             self._executor.close()
             self._executor = None
         if hasattr(self, "_scratch"):
@@ -170,8 +177,10 @@ class Pilot:
                 self._files.hand_over(header)
             if self._executor is None:
                 self._open_executor()
+            self._num_held += header[0] == wire.TASK
             self._commands.apply([(header, body)])
-        self._look()
+        if self._gathering is None:
+            self._look()
 
     def _open_executor(self) -> None:
         """Late, because code may have to arrive first."""
@@ -187,14 +196,30 @@ class Pilot:
             Assignment(folder=self._folder, run_id=self._mark, targets=targets)
         )
         self._commands = CommandReader(self._executor)
-        asyncio.get_running_loop().add_reader(self._executor.fileno(), self._look)
+        asyncio.get_running_loop().add_reader(self._executor.fileno(), self._hear)
 
     # ------------------------------------------------------------------ events
+
+    def _hear(self) -> None:
+        """The worker has spoken. An answer costs as much as some dozen short tasks, so that what
+        follows is let gather.
+        """
+        self._look()
+        if self._num_held > 0 and self._executor is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._executor.fileno())
+            self._gathering = loop.call_later(GATHER_S, self._hear_on)
+
+    def _hear_on(self) -> None:
+        self._gathering = None
+        if self._executor is not None:
+            asyncio.get_running_loop().add_reader(self._executor.fileno(), self._hear)
 
     def _look(self) -> None:
         if self._executor is None:
             return
         for event in self._executor.poll(0.0):
+            self._note(event)
             self._queue.append(self._frames(event))
         now = asyncio.get_running_loop().time()
         if self._files is not None and now - self._checked_s > _CHECKPOINTS_EVERY_S:
@@ -202,6 +227,15 @@ class Pilot:
             self._queue.append(self._files.new_checkpoints())
         if self._queue:
             self._changed.set()
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Results(_, finished):
+                self._num_held -= len(finished)
+            case Returned(_, task_ids):
+                self._num_held -= len(task_ids)
+            case WorkerDied():
+                self._num_held = 0
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         if self._files is not None:

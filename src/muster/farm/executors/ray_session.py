@@ -19,6 +19,7 @@ from typing import Any
 
 from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
+from muster.base.shown_text import shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
 
@@ -29,63 +30,97 @@ _SETTINGS_FRAME = 4
 
 
 class RaySession:
-    """Connected from construction to ``close``, which ends a cluster that was started here.
+    """A place in a cluster from the moment it ``is_ready`` until ``close``, which ends a cluster
+    that was started here.
 
-    Raises SetupError where there is no cluster at the address, or it has too little.
+    ``is_ready`` raises SetupError where there is no cluster at the address, or it has too little.
     """
 
-    def __init__(self, ray: Any, request: ClusterRequest) -> None:
-        self.ray = ray
+    def __init__(
+        self, import_ray: Callable[[], Any], request: ClusterRequest, run_name: str
+    ) -> None:
+        self._request = request
         self._folder: str | None = None
         self._hosts: RayHosts | None = None
-        self._is_ours = not ray.is_initialized()  # or the program's that called muster.sweep
-        self._restore: Callable[[], None] = _silence(ray)
+        self._guard: dict[str, str] = {}
+        self._is_ours = self._is_joined = self._is_ready = False
+        self._restore: Callable[[], None] | None = None
+        if request.hosts is not None:  # first, for importing Ray takes a second as well
+            self._make_folder()
+            token = Path(self._guard["RAY_AUTH_TOKEN_PATH"]).read_text()
+            self._hosts = RayHosts(request, token, run_name)
         try:
-            if self._is_ours:
-                self._connect(request)
-            elif request.hosts is not None:
+            self.ray = import_ray()
+            self._is_ours = not self.ray.is_initialized()  # or the program's that called us
+            if not self._is_ours and request.hosts is not None:
                 raise UsageError(
                     "This program is connected to Ray already, and --hosts starts another.",
                     hint="call ray.shutdown() first, or leave hosts out.",
                 )
-            check_room(_resources(ray), request, request.address)
+            self._restore = _silence(self.ray)
         except BaseException:
             self.close()
             raise
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Whether actors can be asked for. Where hosts are brought up it waits no longer than
+        that, and else until it is so.
+        """
+        if self._is_ready:
+            return True
+        if self._is_ours and not self._is_joined:
+            if self._hosts is not None and not self._hosts.has_head(timeout_s):
+                return False
+            self._connect()
+            self._is_joined = True
+        if self._hosts is not None and not self._hosts.is_up(timeout_s):
+            return False
+        check_room(_resources(self.ray), self._request, self._request.address)
+        self._is_ready = True
+        return True
+
+    def news(self) -> Iterator[str]:
+        """What has happened to hosts since the last call."""
+        while self._hosts is not None and not self._hosts.news.empty():
+            yield self._hosts.news.get()
+
     def close(self) -> None:
-        if self._is_ours:
+        if self._is_joined:
             self.ray.shutdown()
-        self._restore()
+        if self._restore is not None:
+            self._restore()
         if self._hosts is not None:
             self._hosts.close()
         if self._folder is not None:
-            _read_environment_again(self.ray)  # the next cluster has another token
+            if self._is_joined:
+                _read_environment_again(self.ray)  # the next cluster has another token
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _connect(self, request: ClusterRequest) -> None:
+    def _make_folder(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
+        self._guard = guarded_environment(Path(self._folder))
+
+    def _connect(self) -> None:
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if request.address is not None:
-            check_address(request.address)
+        if self._request.address is not None:
+            check_address(self._request.address)
             with _own_sigterm(), kept_environment():
-                self._join(request.address, settings)
+                self._join(self._request.address, settings)
             return
         check_can_authenticate(self.ray)
-        self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
-        if request.hosts is not None:
-            guard = guarded_environment(Path(self._folder))
-            self._hosts = RayHosts(request, Path(guard["RAY_AUTH_TOKEN_PATH"]).read_text())
-            with _own_sigterm(), kept_environment(guard):
+        if self._hosts is not None:
+            with _own_sigterm(), kept_environment(self._guard):
                 _read_environment_again(self.ray)
                 self._join(self._hosts.address, settings)
             return
+        self._make_folder()
         settings |= {"address": "local", "include_dashboard": False}
         if sys.platform == "linux":
             # 127.0.0.1 would be replaced by the machine's outer address. Ray opens its own folder,
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.
-            inner = str(Path(self._folder) / "r")
+            inner = str(Path(self._folder or "") / "r")
             settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
-        with _own_sigterm(), kept_environment(guarded_environment(Path(self._folder))):
+        with _own_sigterm(), kept_environment(self._guard):
             try:
                 _read_environment_again(self.ray)
                 self.ray.init(**settings)
@@ -187,6 +222,8 @@ def room_for(nodes: Sequence[Mapping[str, float]], request: ClusterRequest) -> i
     wanted = {"CPU": float(request.cores_per_actor), **request.custom_resources}
     if request.gpus_per_worker:
         wanted["GPU"] = request.gpus_per_worker
+    if request.memory_bytes:
+        wanted["memory"] = float(request.memory_bytes)
     return sum(
         # A part of a GPU is one of a single GPU: two workers of 0.6 do not share one.
         min(_times(node.get(name, 0.0), amount) for name, amount in wanted.items())
@@ -208,19 +245,26 @@ def check_room(
     if room >= request.num_workers:
         return
     each = needs(request)
-    shown = ", ".join(
-        f"{node.get('CPU', 0.0):g} cores and {node.get('GPU', 0.0):g} GPUs" for node in nodes[:8]
-    )
+    shown = ", ".join(_shown(node, request) for node in nodes[:8])
     more = f" and {len(nodes) - 8} more nodes" if len(nodes) > 8 else ""
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     hint = f"ask for --workers {room}, or for less per worker."
     if room == 0:
-        hint = "ask for less with --cpus-per-worker, --gpus-per-worker and --resource."
+        flags = ["--memory"] * bool(request.memory_bytes)
+        flags += ["--cpus-per-worker", "--gpus-per-worker"]
+        hint = f"ask for less with {', '.join(flags)} and --resource."
     raise SetupError(
         f"{request.num_workers} workers of {each} do not fit: {where} has room for {room} "
         f"({len(nodes)} node{'s' if len(nodes) != 1 else ''}: {shown or 'none'}{more}).",
         hint=hint,
     )
+
+
+def _shown(node: Mapping[str, float], request: ClusterRequest) -> str:
+    has = f"{node.get('CPU', 0.0):g} cores and {node.get('GPU', 0.0):g} GPUs"
+    if not request.memory_bytes:
+        return has
+    return f"{has} and {shown_mib(node.get('memory', 0.0) / 2**20)} of memory"
 
 
 def needs(request: ClusterRequest) -> str:
@@ -230,6 +274,8 @@ def needs(request: ClusterRequest) -> str:
     parts = [cores]
     if gpus:
         parts.append(f"{gpus:g} GPU{'s' if gpus > 1 else ''}")
+    if request.memory_bytes:
+        parts.append(f"{shown_mib(request.memory_bytes / 2**20)} of memory")
     parts += [f"{amount:g} {name}" for name, amount in request.custom_resources.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else cores
 

@@ -93,22 +93,27 @@ class Unpacker:
         path.parent.mkdir(parents=True, exist_ok=True)
         match header[0]:
             case "folder":
+                if self._is_link(path):  # sent earlier, when there was no folder
+                    path.unlink()
                 path.mkdir(exist_ok=True)
             case "link":
+                if path.parent == self._root:
+                    raise _stray(header[1])  # all that is allowed would lie behind it
                 path.unlink(missing_ok=True)
                 path.symlink_to(body.decode())
             case "file":
                 _, _, position, is_last, mode = header
                 arriving = path.with_name(path.name + _SUFFIX)
-                with arriving.open("r+b" if position else "wb") as file:
+                how = os.O_WRONLY | os.O_NOFOLLOW | (0 if position else os.O_CREAT | os.O_TRUNC)
+                with os.fdopen(os.open(arriving, how, 0o666), "wb") as file:
                     file.seek(position)
                     file.write(body)
                     if is_last:
                         file.flush()
+                        os.fchmod(file.fileno(), mode & 0o777)
                         os.fsync(file.fileno())
                 if not is_last:
                     return None
-                arriving.chmod(mode)
                 os.replace(arriving, path)
         return str(header[1])
 
@@ -116,8 +121,22 @@ class Unpacker:
         pure = PurePosixPath(place)
         is_inside = not pure.is_absolute() and ".." not in pure.parts
         if not (is_inside and pure.parts and pure.parts[0] in self._allowed):
-            raise ValueError(f"a worker sent a file for {place!r}, where none belongs")
-        return self._root.joinpath(*pure.parts)
+            raise _stray(place)
+        path = self._root.joinpath(*pure.parts)
+        # Nothing is packed from behind a link, and one that was sent may lead anywhere.
+        if any(
+            self._is_link(self._root.joinpath(*pure.parts[:n])) for n in range(2, len(pure.parts))
+        ):
+            raise _stray(place)
+        return path
+
+    def _is_link(self, path: Path) -> bool:
+        """Whether it is one that was sent: the folders of ``allowed`` are never."""
+        return path.parent != self._root and path.is_symlink()
+
+
+def _stray(place: str) -> ValueError:
+    return ValueError(f"a worker sent a file for {place!r}, where none belongs")
 
 
 def write_log(path: Path, position: int, body: bytes) -> None:
@@ -140,14 +159,21 @@ class Bundle(NamedTuple):
 
 
 def find_code(folder: Path) -> Bundle:
-    """All files below ``folder`` but hidden ones, compiled ones, environments and run folders."""
+    """All files below ``folder`` but hidden ones, compiled ones, environments and run folders.
+
+    A link to another folder in it is followed; one that leads out may be to any amount of data.
+    """
     files: dict[str, Path] = {}
-    total = 0
-    for parent, folders, names in os.walk(folder):
+    total, whole = 0, folder.resolve()
+    for parent, folders, names in os.walk(folder, followlinks=True):
         if parent != str(folder) and _MARKS & {*names, *folders}:
             folders.clear()
             continue
-        folders[:] = [n for n in folders if not n.startswith(".") and n != "__pycache__"]
+        here = whole / Path(parent).relative_to(folder)
+        folders[:] = [
+            name for name in folders
+            if not name.startswith(".") and name != "__pycache__" and _is_walked(here / name, whole)
+        ]  # fmt: skip
         for name in names:
             path = Path(parent) / name
             if name.startswith(".") or name.endswith(".pyc") or not path.is_file():
@@ -155,6 +181,18 @@ def find_code(folder: Path) -> Bundle:
             files[path.relative_to(folder).as_posix()] = path
             total += path.stat().st_size
     return Bundle(files, total)
+
+
+def _is_walked(path: Path, whole: Path) -> bool:
+    """Not behind a link that was followed, nor up to where it lies: that would never end."""
+    if not path.is_symlink():
+        return True
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # a loop
+        return False
+    is_first = path.parent.resolve() == path.parent
+    return is_first and real.is_relative_to(whole) and not path.is_relative_to(real)
 
 
 def pack_code(folder: Path, place: str, limit_bytes: int) -> bytes:

@@ -16,6 +16,7 @@ from muster.base.clock import SystemClock
 from muster.base.errors import SetupError
 from muster.base.journal import Journal
 from muster.base.settings import read_settings
+from muster.base.shown_text import shell_word
 from muster.farm.events import Event
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
@@ -168,7 +169,7 @@ class SlurmExecutor:
                 raise SetupError(
                     f"Another coordinator has gone on with {self._folder.path} while this one was "
                     "held up, so this one ends. The jobs go on with the other.",
-                    hint=f"watch it with `muster status {self._folder.path}`.",
+                    hint=f"watch it with `muster status {shell_word(self._folder.path)}`.",
                 )
             self._heartbeat = self._heartbeat._replace(number=self._heartbeat.number + 1)
             write_heartbeat(self._folder, self._heartbeat)

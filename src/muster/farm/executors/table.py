@@ -14,6 +14,7 @@ from muster.base.errors import MusterError, TargetError, UnknownNameError, cause
 from muster.base.modules import CLASS, load_plugin, plugins
 from muster.base.target import load_value, parse_target
 from muster.farm.executors.base import Assignment, Executor
+from muster.farm.executors.cluster import CLUSTERS as CLUSTERS
 
 EXECUTORS: dict[str, str] = {
     "local": "muster.farm.executors.local:LocalExecutor",
@@ -21,8 +22,6 @@ EXECUTORS: dict[str, str] = {
     "slurm": "muster.farm.executors.slurm:SlurmExecutor",
     "ray": "muster.farm.executors.ray:RayExecutor",
 }
-#: Executors whose workers run on machines that an engine hands out; they take no device here.
-CLUSTERS = ("slurm", "ray")
 _METHODS = ("start", "send", "share", "stop_task", "revoke", "confirm", "end", "poll", "close")
 
 

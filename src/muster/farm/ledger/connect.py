@@ -157,7 +157,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         _check_version(database, path)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        database.execute("PRAGMA cache_size = -16384")
+        database.execute("PRAGMA cache_size = -24576")
         database.execute("PRAGMA wal_autocheckpoint = 4000")
         damage = database.execute("SELECT count(*) FROM meta").fetchone()
         assert damage is not None

@@ -17,6 +17,8 @@ READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in Tas
 MetricRow = tuple[int, int, int, bytes]
 #: The meta value that names the tasks which are no part of the plan.
 ADDED = "added"
+#: The one with the hashes of the lists that some of these were read from, by their first task.
+LISTED = "added_lists"
 
 #: The fields of `TaskRow`, as a query over tasks, results and their attempts has them.
 _FIELDS = {
@@ -26,6 +28,7 @@ _FIELDS = {
     "value": "r.value", "has_files": "coalesce(r.files, 0)", "seconds": "a.seconds",
     "device": "w.label", "outcome": "a.outcome", "message": "a.message", "peak_mib": "a.peak_mib",
     "started_s": "a.started_s", "code": "w.code",
+    "key_of_file": "CASE WHEN r.value IS NULL THEN t.key END",
 }  # fmt: skip
 
 
@@ -39,12 +42,13 @@ class SearchRow(NamedTuple):
 
 class Addition(NamedTuple):
     """Tasks that were added to the plan: the numbers of the first and the last, and the words they
-    were asked for with; none where a call did.
+    were asked for with; none where a call did. ``listed``: the hash of the list file among these.
     """
 
     first: int
     last: int
     said: tuple[str, ...]
+    listed: str = ""
 
 
 class LedgerQueries:
@@ -59,7 +63,11 @@ class LedgerQueries:
     def added(self) -> list[Addition]:
         """What was added to the plan with `muster add`, in that order."""
         parts = json.loads(self.meta(ADDED) or "[]")
-        return [Addition(first, last, tuple(said)) for first, last, said in parts]
+        lists = json.loads(self.meta(LISTED) or "{}")
+        return [
+            Addition(first, last, tuple(said), str(lists.get(str(first), "")))
+            for first, last, said in parts
+        ]
 
     def key_of(self, task_id: int) -> bytes:
         with explained(self.path, "read"):

@@ -50,8 +50,9 @@ def run_command(
     ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder; the
     environment says the same. A command reports metrics by writing a JSON object to
     ``result.json`` in that folder, and logs numbers while it runs
-    by appending lines of JSON to the file that ``MUSTER_METRICS`` names. Of what ``metrics_from``
-    reads, the last number under each name is a metric as well, unless ``result.json`` has one.
+    by appending lines of JSON to the file that ``MUSTER_METRICS`` names: without a ``result.json``
+    the last of these under each name is a metric. So is, with and without, the last number under
+    each name that ``metrics_from`` reads, unless ``result.json`` has one.
     """
     folder, saved = context.folder, context.saved_folder
     uses_folder = any("dir" in names_in(part) for part in spec.argv)
@@ -80,7 +81,7 @@ def run_command(
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
         for tag in source.ambiguous if isinstance(source, EventFiles) else ():
             del last[tag]
-        found = _read_metrics(folder / RESULT_FILE, last)
+        found = _read_metrics(folder / RESULT_FILE, last, follower.last)
         is_done = True
         return found
     finally:
@@ -156,13 +157,13 @@ def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
     return {**_ENVIRONMENT, **values}
 
 
-def _read_metrics(path: Path, last: Mapping[str, float]) -> bytes:
+def _read_metrics(path: Path, read: Mapping[str, float], logged: Mapping[str, float]) -> bytes:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return canonical.encode(last) if last else b"{}"
+        return canonical.encode({**logged, **read}) if logged or read else b"{}"
     try:
         value = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"the command wrote {path.name}, but it is not JSON: {error}") from None
-    return canonical.encode({**last, **check_result(value)})
+    return canonical.encode({**read, **check_result(value)})

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,14 @@ class Context:
         It is published by rename under ``artifacts/`` when the result has been accepted, so
         that nobody ever sees the files of a task that did not finish.
         """
-        path = self._run_folder.attempt(self._key, self._token)
         if not self._has_files:
-            path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(parents=True, exist_ok=True)
             self._has_files = True
-        return path
+        return self._path
+
+    @cached_property
+    def _path(self) -> Path:
+        return self._run_folder.attempt(self._key, self._token)
 
     @property
     def saved_folder(self) -> Path:
@@ -115,13 +119,13 @@ class Context:
     def drop_empty_folder(self) -> None:
         """Remove the folder if nothing was written to it."""
         with suppress(OSError):
-            self.folder.rmdir()
+            self._path.rmdir()
             self._has_files = False
 
     def sync_files(self) -> None:
         """Write the attempt's files through to the disk, before its result can be accepted."""
         if self._has_files:
-            sync_tree(self._run_folder.attempt(self._key, self._token))
+            sync_tree(self._path)
 
     @property
     def has_files(self) -> bool:

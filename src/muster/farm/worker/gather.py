@@ -43,7 +43,7 @@ class Gatherer:
         self._packed = bytearray()
         self._sent: deque[tuple[int, bytes]] = deque()  # serial and body, not yet confirmed
         self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._ended: threading.Event | None = None  # made with the thread: most tasks log nothing
         self._pid = os.getpid()
         self._start = 0  # how often the attempt had begun anew
         self._others: Sequence[Gatherer] = ()  # whose points leave with these
@@ -77,8 +77,12 @@ class Gatherer:
                 if len(self._packed) >= SEND_AT * POINT.size:
                     self._send()
             if self._thread is None and self._leaves_alone:
+                self._ended = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._send_regularly, name="muster-metrics", daemon=True
+                    target=self._send_regularly,
+                    args=(self._ended,),
+                    name="muster-metrics",
+                    daemon=True,
                 )
                 self._thread.start()
 
@@ -113,13 +117,14 @@ class Gatherer:
 
     def end(self) -> None:
         """Send the rest and let the thread end; nothing may be logged afterwards."""
-        self._ended.set()
+        if self._ended is not None:
+            self._ended.set()
         self.flush()
         if self._thread is not None:
             self._thread.join()
 
-    def _send_regularly(self) -> None:
-        while not self._ended.wait(SEND_EVERY_S):
+    def _send_regularly(self, ended: threading.Event) -> None:
+        while not ended.wait(SEND_EVERY_S):
             for gatherer in (self, *self._others):
                 gatherer.flush()
 
@@ -194,6 +199,7 @@ class Follower:
         self._complaints: set[str] = set()
         self._ended = threading.Event()
         self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
+        self.last: dict[str, float] = {}  # of this attempt, and not what the sources have
         self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
 
     def __enter__(self) -> Follower:
@@ -273,6 +279,8 @@ class Follower:
             step, time_s, numbers = line
             written_s = now if time_s is None else time_s
             found += [(name, step, written_s, value) for name, value in numbers.items()]
+            if token == self._token:
+                self.last.update(numbers)
         if found:
             # Negative: these numbers count bytes and are not to be taken for those of `Gatherer`.
             self._line.logged(self._task_id, token, encode(found, self._num_starts), -1 - start)

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
+from muster.base.held_memory import tree
 from muster.farm import canonical, wire
-from muster.farm.worker.memory import tree
 
 _CHUNK = 1 << 18
 

@@ -29,6 +29,7 @@ class TaskLog:
         self._streams = (sys.stdout, sys.stderr)
         # A task may close or redirect its output; the next one's goes into the log again.
         self._kept: tuple[int, ...] = tuple(map(os.dup, (0, 1, 2))) if path is not None else ()
+        self._files = tuple(map(_file_behind, self._kept))
         self.start = self.position()
 
     def position(self) -> int:
@@ -65,7 +66,7 @@ class TaskLog:
     def _restore(self) -> None:
         for number, kept in enumerate(self._kept):
             try:
-                is_ours = os.path.sameopenfile(number, kept)
+                is_ours = _file_behind(number) == self._files[number]
             except OSError:
                 is_ours = False
             if not is_ours:
@@ -97,18 +98,23 @@ class Place:
     """The working folder and the mask of new files, which tasks may change for themselves only."""
 
     def __init__(self) -> None:
-        self._folder = Path.cwd()
+        self._folder = os.getcwd()  # noqa: PTH109  (asked after each task: a Path costs too much)
         self._mask = os.umask(0o077)
         os.umask(self._mask)
 
     def restore(self) -> None:
         os.umask(self._mask)
         try:
-            is_here = Path.cwd() == self._folder
+            is_here = os.getcwd() == self._folder  # noqa: PTH109
         except OSError:  # the folder it is in was removed
             is_here = False
         if not is_here:
             os.chdir(self._folder)
+
+
+def _file_behind(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _reopened(number: int) -> TextIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import sys
@@ -9,39 +10,76 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.device_faults import is_in_use
+from muster.base.held_memory import tree
 
 if sys.platform != "win32":
     import resource
 
 _FIRST_LOOK_S, _LONGEST_S = 0.01, 0.5
 _SELF = Path("/proc/self")
+_STATM_BYTES = 256
+_PAGE_MIB = mmap.PAGESIZE / 2**20
 
 
-def begin_peak() -> None:
-    """Start a new peak from here on, where the kernel can forget the last one."""
-    with suppress(OSError):
-        (_SELF / "clear_refs").write_text("5")
+class Peak:
+    """The most memory that this process had since ``begin``.
 
-
-def peak_mib() -> tuple[float | None, bool]:
-    """The peak since ``begin_peak`` in MiB, and whether it is memory of the device.
-
-    Where CUDA is in use it is the device's memory, else this process's resident set. Without
-    Linux's ``/proc/self/clear_refs`` it is the peak of the whole process so far, an upper bound.
-    It is ``None`` where neither is known.
+    Where CUDA is in use it is the device's memory, else this process's resident set. Reading the
+    latter's peak costs more than a short task, and a process that had no page fault has got no
+    memory: its peak is then what it began with.
     """
-    if is_in_use():
-        torch = sys.modules["torch"]
-        try:
-            peak = float(torch.cuda.max_memory_reserved()) / 2**20
-            torch.cuda.reset_peak_memory_stats()
-        except Exception:  # a context that has failed answers nothing any more
+
+    def __init__(self) -> None:
+        self._resident = 0.0  # MiB; 0 where it is not known
+        self._faults = -1  # until the last time that the kernel was made to forget
+        self._has_grown = True  # since then, as far as is known
+        self._size: int | None = None  # a descriptor
+        with suppress(OSError):
+            self._size = os.open(_SELF / "statm", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self._size is not None:
+            with suppress(OSError):
+                os.close(self._size)
+
+    def begin(self) -> None:
+        """Start a new peak from here on, where the kernel can forget the last one."""
+        resident = self._resident_now()
+        if self._has_grown or not resident or resident != self._resident:
+            with suppress(OSError):
+                (_SELF / "clear_refs").write_text("5")
+            self._resident, self._faults = self._resident_now(), _page_faults()
+            self._has_grown = False
+
+    def mib(self) -> tuple[float | None, bool]:
+        """The peak in MiB, and whether it is memory of the device.
+
+        Without Linux's ``/proc/self/clear_refs`` it is the peak of the whole process so far, an
+        upper bound. It is ``None`` where neither is known.
+        """
+        if is_in_use():
+            torch = sys.modules["torch"]
+            try:
+                peak = float(torch.cuda.max_memory_reserved()) / 2**20
+                torch.cuda.reset_peak_memory_stats()
+            except Exception:  # a context that has failed answers nothing any more
+                return None, False
+            return peak, True
+        if sys.platform == "win32":
             return None, False
-        return peak, True
-    if sys.platform == "win32":
-        return None, False
-    _, highest = _resident_mib("self")
-    return highest or _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), False
+        if self._resident and 0 < self._faults == _page_faults():
+            return self._resident, False
+        self._has_grown = True
+        _, highest = _resident_mib("self")
+        return highest or _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), False
+
+    def _resident_now(self) -> float:
+        if self._size is None:
+            return 0.0
+        try:
+            return int(os.pread(self._size, _STATM_BYTES, 0).split()[1]) * _PAGE_MIB
+        except (OSError, ValueError, IndexError):  # a task has closed what it does not own
+            return 0.0
 
 
 def wait_for(pid: int) -> tuple[int, float | None]:
@@ -51,14 +89,15 @@ def wait_for(pid: int) -> tuple[int, float | None]:
     share count in each. Where there is no /proc it is the peak of the largest single process.
     """
     sampled = 0.0
-    if hasattr(os, "pidfd_open") and _SELF.exists():
+    if hasattr(os, "pidfd_open"):
         with suppress(OSError):
             sampled = _watch(pid)
     _, status, usage = os.wait4(pid, 0)
     largest = _mib(usage.ru_maxrss)
     # Between fork and exec a child counts as large as this process was.
-    own = _resident_mib("self")[1]
-    return status, max(sampled, largest) if largest > own or not sampled else sampled
+    if not sampled or largest > _resident_mib("self")[1]:
+        return status, max(sampled, largest)
+    return status, sampled
 
 
 def _watch(pid: int) -> float:
@@ -85,16 +124,6 @@ def _tree_mib(pid: int) -> float:
     return max(total, largest)
 
 
-def tree(pid: int) -> list[int]:
-    """``pid`` and its descendants."""
-    found = [pid]
-    for parent in found:
-        with suppress(OSError, ValueError):
-            for children in Path(f"/proc/{parent}/task").glob("*/children"):
-                found += [int(word) for word in children.read_text().split()]
-    return found
-
-
 def _resident_mib(process: str) -> tuple[float, float]:
     """Resident MiB of a process now and at its peak; 0 where that is not known."""
     values = {}
@@ -104,6 +133,14 @@ def _resident_mib(process: str) -> tuple[float, float]:
             if name in ("VmRSS", "VmHWM"):
                 values[name] = int(value.split()[0]) / 2**10
     return values.get("VmRSS", 0.0), values.get("VmHWM", 0.0)
+
+
+def _page_faults() -> int:
+    """Of this process so far; 0 where nobody counts them, as in some sandboxes."""
+    if sys.platform == "win32":
+        return 0
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
 
 
 def _mib(maxrss: int) -> float:

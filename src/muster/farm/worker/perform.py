@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.base.device_faults import (
     BrokenContext,
@@ -34,14 +34,13 @@ from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import Place, TaskLog
-from muster.farm.worker.memory import begin_peak, peak_mib
+from muster.farm.worker.memory import Peak
 from muster.run.folder import RunFolder
 
 _TRACE_LIMIT = 20_000
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """A task as it reaches a worker."""
 
     task_id: int
@@ -109,16 +108,18 @@ class Performer:
         # After the targets: what they set on import is theirs to keep.
         self._log = TaskLog(log)
         self._place = Place()
+        self._peak = Peak()
         self._is_fit = False  # torch is known to use the GPU of this slot
 
     def run(self, order: Order) -> Finished:
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
-        begin_peak()
+        loaded = self._targets[order.target_id]
+        if loaded.function is not None:
+            self._peak.begin()
         context: Context | None = None
         value = b"{}"
         failure: _Failure | None = None
-        loaded = self._targets[order.target_id]
         try:
             params = canonical.decode(order.payload)
             _seed_everything(order.key)
@@ -144,9 +145,10 @@ class Performer:
         if context is not None:
             context.end_log()  # ahead of the result
         failure = self._ask_device(failure)
-        peak, on_device = peak_mib()
-        if context is not None and loaded.function is None:
-            peak, on_device = context.command_peak_mib, False
+        if loaded.function is not None:
+            peak, on_device = self._peak.mib()
+        else:
+            peak, on_device = context.command_peak_mib if context is not None else None, False
         finished = Finished(
             order.task_id,
             order.token,
@@ -190,7 +192,7 @@ class Performer:
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
-        begin_peak()
+        self._peak.begin()
         values: list[Any] = []
         contexts: list[Context] = []
         failure: _Failure | None = None
@@ -210,7 +212,7 @@ class Performer:
             one.end_log()  # ahead of the results
         failure = self._ask_device(failure)
         seconds = (time.perf_counter() - begin) / len(orders)
-        peak, on_device = peak_mib()
+        peak, on_device = self._peak.mib()
         log_end = self._end()
         base = [
             Finished(

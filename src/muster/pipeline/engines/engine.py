@@ -6,17 +6,19 @@ and the request repeated. A request-level failure (``RequestError``) is recorded
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
 from muster.base.modules import load_plugin, plugins
 from muster.base.shown_text import count
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Message(TypedDict):
@@ -123,6 +125,8 @@ class Watchdog:
 
     async def wait(self, answer: asyncio.Future[T]) -> T:
         """The result of ``answer``; EngineError (and ``answer`` cancelled) after a hang."""
+        import asyncio
+
         if self._num_waiting == 0:
             self.progress()
         self._num_waiting += 1
@@ -190,9 +194,9 @@ def open_engine(spec: EngineSpec) -> Engine:
 @dataclass
 class _Entry:
     engine: Engine
+    lock: asyncio.Lock
     users: int = 0
     is_started: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 _ENTRIES: dict[tuple[EngineSpec, str], _Entry] = {}
@@ -219,10 +223,12 @@ async def shared(spec: EngineSpec, device: str) -> Lent:
 
     All users of an engine are on one event loop. Raises what ``open_engine`` and ``start`` raise.
     """
+    import asyncio
+
     key = (spec, device)
     entry = _ENTRIES.get(key)
     if entry is None:
-        entry = _ENTRIES[key] = _Entry(open_engine(spec))
+        entry = _ENTRIES[key] = _Entry(open_engine(spec), asyncio.Lock())
     entry.users += 1
     try:
         async with entry.lock:

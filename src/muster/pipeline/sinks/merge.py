@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from typing import Any, Self
 from muster.base.atomic_files import explain_os_error, replacing, sync_folder
 from muster.base.codec import write_json
 from muster.base.errors import SetupError, UsageError
+from muster.pipeline.sinks.apart import apart
 from muster.pipeline.sinks.formats import (
     MANIFEST,
     Encoder,
@@ -30,11 +31,13 @@ from muster.pipeline.sinks.formats import (
     encoder_for,
     prepare_place,
 )
-from muster.pipeline.sinks.parts import Part, batches, by_shard, error_blocks
+from muster.pipeline.sinks.parts import Part, batches, blocks, by_shard, error_blocks
 
 #: Hashes of ids that are read at once.
 _HASHES = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+#: What copying ahead leaves free for the workers and the ledger, at least.
+_RESERVE_BYTES = 1 << 30
 
 
 def write_parts(
@@ -137,33 +140,156 @@ class Merged:
         )
 
 
-def merge(parts: Sequence[Part], spec: SinkSpec, *, errors: Path) -> Merged:
+class Ahead:
+    """The first parts of a file of JSON lines, copied while the others are still being made.
+
+    They are in a temporary file beside the output, checked as `merge` checks them, and `merge` goes
+    on behind them. Nothing relies on that file: after a kill the merge begins anew from the parts,
+    and so it does after an error here or when the disk becomes short, which removes the file.
+    """
+
+    def __init__(self, spec: SinkSpec, shards: Sequence[int]) -> None:
+        """``shards``: the number of rows of each."""
+        self._spec, self._shards = spec, shards
+        self._path = spec.path.with_name(f".{spec.path.name}.{secrets.token_hex(4)}.tmp")
+        self._parts: list[Part] = []
+        self._num_bytes = 0
+        self._order = self._row = 0  # the shard of the next part, and its first row; -1: no more
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a file, which `sweep` must not take for one that a kill has left."""
+        return bool(self._parts)
+
+    @staticmethod
+    def serves(spec: SinkSpec) -> bool:
+        """Whether the output is its parts one after the other, whatever is in them."""
+        return spec.format == "jsonl" and not spec.is_folder
+
+    def add(self, part: Part) -> bool:
+        """Copy a part if it follows those that are there. Raises what `merge` raises for it."""
+        if (part.order, part.start) != (self._order, self._row):
+            return False
+        with self._whole_or_gone():
+            if not self.has_begun:
+                prepare_place(self._spec)
+                sweep(self._spec.path)
+            self._check_room(part.num_bytes)
+            with self._path.open("ab") as file:
+                for block in blocks(part):
+                    file.write(block)
+        self._parts.append(part)
+        self._num_bytes += part.num_bytes
+        self._row = part.stop
+        while self._order < len(self._shards) and self._row == self._shards[self._order]:
+            self._order, self._row = self._order + 1, 0
+        return True
+
+    def sync(self) -> None:
+        """Have what is there on the disk, so that little is left to write at the end."""
+        if self.has_begun:
+            with self._whole_or_gone():
+                self._check_room(0)
+                with self._path.open("r+b") as file:
+                    os.fsync(file.fileno())
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Raise ENOSPC where a copy of ``num_bytes`` would take what the others need."""
+        wanted = num_bytes + max(_RESERVE_BYTES, self._num_bytes)
+        if shutil.disk_usage(self._path.parent).free < wanted:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    @contextmanager
+    def _whole_or_gone(self) -> Iterator[None]:
+        """After an error inside, whatever is in the file is not to be relied upon."""
+        try:
+            with explained(self._spec.path):
+                yield
+        except BaseException:
+            self.discard()
+            raise
+
+    def hand_over(self, temporary: Path, parts: Sequence[Part]) -> Sequence[Part]:
+        """Rename what is there to ``temporary``; returns the parts that are not in it."""
+        number = len(self._parts)
+        if self.has_begun and list(parts[:number]) == self._parts:
+            with suppress(FileNotFoundError):  # somebody has cleaned up
+                if self._path.stat().st_size == self._num_bytes:
+                    os.replace(self._path, temporary)
+                    return parts[number:]
+        self.discard()  # first of all: the merge may need its room
+        return parts
+
+    def discard(self) -> None:
+        """Remove what was not handed over, and copy nothing more."""
+        self._order, self._parts = -1, []
+        with suppress(OSError):  # `sweep` tries it again
+            self._path.unlink(missing_ok=True)
+
+
+def merge(
+    parts: Sequence[Part], spec: SinkSpec, *, errors: Path, ahead: Ahead | None = None
+) -> Merged:
     """Write the output of ``parts``, sorted by (order, start), and their errors to ``errors``.
 
     Memory does not depend on how much there is. The output is the old one or the new one at any
-    moment; ``errors`` is renamed just before it, and removed when nothing was rejected.
+    moment; ``errors`` is renamed just before it, and removed when nothing was rejected. ``ahead``
+    may have copied the first parts.
     SetupError: a part is missing, doubled or damaged, or the disk is full. UsageError: a value
     does not fit its declared column.
     """
-    shards = by_shard(parts)
+    by_shard(parts)
     prepare_place(spec)
     with explained(spec.path):
-        encoder = encoder_for(spec, parts)
         if spec.is_folder:
             with replacing_folder(spec.path) as temporary:
-                num_bytes = write_parts(shards, encoder, temporary, spec.format)
+                num_bytes, notes = _written(parts, spec, temporary)
                 merge_errors(parts, errors)
         else:
-            sweep(spec.path)
+            if ahead is None or not ahead.has_begun:
+                sweep(spec.path)
             with replacing(spec.path) as temporary:
-                with temporary.open("wb") as file:
-                    encoder.write(parts, file)
-                num_bytes = temporary.stat().st_size
+                left = parts if ahead is None else ahead.hand_over(temporary, parts)
+                num_bytes, notes = _written(left, spec, temporary)
+                _check_whole(parts, spec, num_bytes)
                 merge_errors(parts, errors)
-    return Merged.of(parts, num_bytes, encoder.notes)
+    return Merged.of(parts, num_bytes, notes)
 
 
-def repeated_ids(parts: Sequence[Part]) -> str | None:
+def _check_whole(parts: Sequence[Part], spec: SinkSpec, num_bytes: int) -> None:
+    """SetupError where another map that writes the same output has swept what was written."""
+    expected = sum(part.num_bytes for part in parts)
+    if spec.format == "jsonl" and num_bytes != expected:
+        raise SetupError(
+            f"Cannot write {spec.path}: {num_bytes:,} bytes were written where {expected:,} belong "
+            "there.",
+            hint="does another map write the same output? Run the same command again when it has "
+            "ended; nothing finished is lost.",
+        )
+
+
+def _written(parts: Sequence[Part], spec: SinkSpec, place: Path) -> tuple[int, tuple[str, ...]]:
+    if spec.format == "parquet":
+        return apart(write_the_output, parts, spec, place)
+    return write_the_output(parts, spec, place)
+
+
+def write_the_output(
+    parts: Sequence[Part], spec: SinkSpec, place: Path
+) -> tuple[int, tuple[str, ...]]:
+    """Write the parts to the file or into the folder ``place``, behind what is in the file.
+
+    Returns the bytes that are there now, and notes for the summary.
+    """
+    encoder = encoder_for(spec, parts)
+    if spec.is_folder:
+        return write_parts(by_shard(parts), encoder, place, spec.format), encoder.notes
+    with place.open("ab") as file:
+        encoder.write(parts, file)
+    return place.stat().st_size, encoder.notes
+
+
+def find_repeated_ids(parts: Sequence[Part]) -> str | None:
     """A sentence when several records of the output have one id; None when no two have.
 
     Memory does not depend on how many there are: eight bytes of each id go through a file, and as

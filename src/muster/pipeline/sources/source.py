@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
+import os
+import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,8 +125,7 @@ class Format(Protocol):
         """These rows of the cut, in this order."""
 
 
-_WIDTH = 5  # 64-bit numbers per piece
-_AT_ONCE = 4096
+_PIECE = struct.Struct("<5q")
 
 
 class Piece(NamedTuple):
@@ -138,42 +140,35 @@ class CutIndex:
     """The pieces of an input; memory does not depend on how many there are."""
 
     def __init__(self, path: Path) -> None:
-        import numpy as np
-
-        is_empty = not path.stat().st_size  # of which numpy makes no map
-        rows: Any = np.zeros(0, "<i8") if is_empty else np.memmap(path, "<i8", "r")
-        self._rows = rows.reshape(-1, _WIDTH)
-        self.num_rows = 0 if is_empty else int(self._rows[-1, 1] + self._rows[-1, 2])
+        with path.open("rb") as file:
+            self._size = os.fstat(file.fileno()).st_size // _PIECE.size
+            # Of an empty file there is no map.
+            self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self._size else b""
+        self.num_rows = 0
+        if self._size:
+            last = self._piece(self._size - 1)
+            self.num_rows = last.first + last.cut.num_rows
 
     def pieces(self, seed: int | None) -> Iterator[Piece]:
         """The pieces in the order of the input, or in one that the seed decides."""
-        size = len(self._rows)
-        return self._pieces(range(size) if seed is None else permutation(size, seed))
+        order = range(self._size) if seed is None else permutation(self._size, seed)
+        return map(self._piece, order)
 
-    def _pieces(self, numbers: Sequence[int]) -> Iterator[Piece]:
-        for begin in range(0, len(numbers), _AT_ONCE):
-            for row in self._rows[list(numbers[begin : begin + _AT_ONCE])].tolist():
-                file, first, count, place, line = row
-                yield Piece(file, first, Cut(count, place, line))
+    def _piece(self, number: int) -> Piece:
+        file, first, *cut = _PIECE.unpack_from(self._rows, number * _PIECE.size)
+        return Piece(file, first, Cut(*cut))
 
 
 def cut_index(folder: Path, identity: str, pieces: Iterable[Piece]) -> CutIndex:
     """The index for ``identity``; ``pieces`` are only asked for when it is not there yet."""
-    import numpy as np
-
     name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
     path = folder / f"cuts-{name}.bin"
     if path.exists():
         return CutIndex(path)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("wb") as stream:
-        waiting: list[tuple[int, ...]] = []
         for piece in pieces:
-            waiting.append((piece.file, piece.first, *piece.cut))
-            if len(waiting) == _AT_ONCE:
-                stream.write(np.array(waiting, "<i8").tobytes())
-                waiting = []
-        stream.write(np.array(waiting, "<i8").tobytes())
+            stream.write(_PIECE.pack(piece.file, piece.first, *piece.cut))
     return CutIndex(path)
 
 

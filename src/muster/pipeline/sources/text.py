@@ -10,13 +10,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from muster.base.errors import UsageError
 from muster.pipeline.sources.source import BLANK, MAX_SHARD_BYTES, BadRow, Cut, DataFile, Row
 
 _BLOCK = 1 << 20
+#: Of rows that are read: a chunk may be small, and what is behind it is read in vain.
+_ROWS_BLOCK = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _FIRST_RECORDS = 1000
 #: Turns all digits to "0", so that a number of 19 digits or more is found as a plain substring.
@@ -38,17 +41,19 @@ class JsonLines:
         begin, line, count = _start(file), 0, 0
         last = begin
         with file.path.open("rb") as stream:
-            for ends in _line_ends(stream, begin):
-                at = 0
-                while at < len(ends):
-                    fits = int(ends.searchsorted(begin + MAX_SHARD_BYTES, side="right"))
-                    stop = min(at + rows - count, max(fits, at))
-                    if stop == at and count == 0:
-                        stop += 1  # a line that is larger than a shard is one
-                    if stop > at:
-                        count, last = count + stop - at, int(ends[stop - 1])
-                    at = stop
-                    if at == len(ends) and count < rows:
+            for at, block in _blocks(stream, begin):
+                done, left = 0, block.count(b"\n")
+                while left:
+                    take = min(rows - count, left)
+                    most = begin + MAX_SHARD_BYTES - at
+                    if most < len(block):
+                        take = min(take, block.count(b"\n", done, max(most, done)))
+                    if not take and not count:
+                        take = 1  # a line that is larger than a shard is one
+                    if take:
+                        done = _behind(block, done, take, left)
+                        count, left, last = count + take, left - take, at + done
+                    if not left and count < rows:
                         break
                     yield Cut(count, begin, line)
                     begin, line, count = last, line + count, 0
@@ -64,15 +69,16 @@ class JsonLines:
             stream.seek(cut.place)
             for lines, is_plain in _blocks_of_lines(stream):
                 begin = max(0, start - number)
-                for place, line in enumerate(lines[begin : stop - number], number + begin):
-                    try:
-                        row = loads(line) if is_plain else None
-                    except ValueError:
-                        row = None
-                    if type(row) is dict:
-                        yield row
-                    else:
-                        yield _read_slowly(line, file.name, cut.line + place + 1)
+                wanted = lines[begin : stop - number]
+                try:
+                    rows = list(map(loads, wanted)) if is_plain else []
+                except ValueError:
+                    rows = []
+                if set(map(type, rows)) == {dict}:
+                    yield from rows
+                else:
+                    for place, line in enumerate(wanted, cut.line + number + begin + 1):
+                        yield _read(line, file.name, place, is_plain=is_plain)
                 number += len(lines)
                 if number >= stop:
                     return
@@ -94,27 +100,30 @@ def _start(file: DataFile) -> int:
         return len(_BOM) if stream.read(len(_BOM)) == _BOM else 0
 
 
-def _line_ends(stream: BinaryIO, at: int) -> Iterator[Any]:
-    """Arrays of the places behind each line from ``at`` on; the last line needs no newline."""
-    import numpy as np
-
+def _blocks(stream: BinaryIO, at: int) -> Iterator[tuple[int, bytes]]:
+    """The blocks from ``at`` on, each with its place, and the newline that the last line lacks."""
     stream.seek(at)
-    last = at
+    last = b"\n"
     while block := stream.read(_BLOCK):
-        found = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-        if len(found):
-            ends = found + (at + 1)
-            last = int(ends[-1])
-            yield ends
-        at += len(block)
-    if at > last:
-        yield np.array([at])
+        yield at, block
+        at, last = at + len(block), block[-1:]
+    if last != b"\n":
+        yield at - 1, b"\n"
+
+
+def _behind(block: bytes, at: int, take: int, left: int) -> int:
+    """The place behind the next ``take`` lines of the ``left`` ones that end after ``at``."""
+    if take == left:
+        return block.rindex(b"\n") + 1
+    for _ in range(take):
+        at = block.index(b"\n", at) + 1
+    return at
 
 
 def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
     """The lines of a block at a time, and whether orjson reads all its numbers exactly."""
     kept: list[bytes] = []
-    while block := stream.read(_BLOCK):
+    while block := stream.read(_ROWS_BLOCK):
         head, newline, tail = block.rpartition(b"\n")
         if not newline:
             kept.append(tail)
@@ -125,6 +134,16 @@ def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
     rest = b"".join(kept)
     if rest:
         yield [rest], False
+
+
+def _read(line: bytes, name: str, number: int, *, is_plain: bool) -> Row:
+    import orjson
+
+    with suppress(ValueError):
+        row = orjson.loads(line) if is_plain else None
+        if type(row) is dict:
+            return row
+    return _read_slowly(line, name, number)
 
 
 def _read_slowly(line: bytes, name: str, number: int) -> Row:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from muster.api.adding import shown_additions
 from muster.api.options import GangOptions, SweepOptions
 from muster.api.report.about import environment_blocks, setting_blocks, time_facts
 from muster.api.report.content import flat
@@ -26,8 +27,9 @@ _MOST_FINDINGS, _MOST_CODE = 200, 4 * 2**20
 def content(folder: Folder, query: Query) -> dict[str, Any]:
     stored = folder.run.stored
     spec = {name: value for name, value in stored.spec.items() if name != "program"}
+    added = shown_additions(folder.folder)
     blocks = [
-        *setting_blocks({"What was run": spec or stored.spec}),
+        *setting_blocks({"What was run": {**(spec or stored.spec), **added}}),
         *environment_blocks(stored, {})[2:],
         time_facts(folder.folder),
     ]

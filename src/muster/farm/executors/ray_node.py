@@ -1,0 +1,101 @@
+"""Ray on one host for one run: a program of its own, below the far end of a connection.
+
+``ray start`` takes ten seconds of processor time for a head and four for a node, and most of it in
+series: its own imports, a dashboard that starts also where none is wanted, a log monitor, an
+autoscaler, a server for Ray's clients at a port that two users of a machine cannot both have. This
+starts what is left: the head's control store, and a raylet with its agents, whose ports are chosen
+here so that nobody waits until they have told them.
+
+    python -m muster.farm.executors.ray_node '{"node_ip_address": …}'
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+STARTED = "Ray is up"
+_EVERY_S = 0.02
+_AGENT_PORTS = (
+    "DASHBOARD_AGENT_LISTEN_PORT", "METRICS_AGENT_PORT", "RUNTIME_ENV_AGENT_PORT",
+    "METRICS_EXPORT_PORT",
+)  # fmt: skip
+
+
+def main(settings: dict[str, Any]) -> str:
+    """Start it, say at which address its head is, and stay until a process of it ends; why, or why
+    it cannot be started, is returned.
+
+    ``settings``: Ray's own (``RayParams``). ``join``: a file, for which it waits, with the address
+    of the head to join; without it this is the head.
+    """
+    import psutil
+    import ray
+    from ray import _raylet as raylet
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    place = settings.pop("join", None)
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
+        return f"Ray {ray.__version__} cannot ask for a token; 2.52 and newer can"
+    if place is not None and "_head_temp_dir" not in Node.__init__.__code__.co_names:
+        # Ray's issue 57735: its sockets and logs would be where the head has them, open to all.
+        return f"Ray {ray.__version__} gives a joining node no folder of its own; newer ones do"
+    if place is not None:
+        settings["gcs_address"] = _wait_for(Path(place))
+    ports = dict(zip(_AGENT_PORTS, _free_ports(), strict=True))
+
+    class LeanNode(Node):
+        def start_api_server(self, **_: Any) -> None:
+            """Not the dashboard's process, which Ray starts, and waits for, with none wanted."""
+
+        def start_raylet(self, *arguments: Any, **named: Any) -> None:
+            """With the ports of its agents where it waits for them, until their imports are done
+            or 15 s have gone by, which end it. -1 is an agent that serves nobody.
+            """
+            for name, port in ports.items():
+                file = getattr(raylet, f"{name}_NAME", None)
+                if file is not None:
+                    told = port if name == "RUNTIME_ENV_AGENT_PORT" else -1
+                    tell: Any = vars(raylet)["persist_port"]
+                    tell(self._session_dir, self._node_id, file, told)
+            super().start_raylet(*arguments, **named)
+
+    settings |= {name.lower(): port for name, port in ports.items()}
+    settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
+    settings |= dict.fromkeys(("include_dashboard", "include_log_monitor"), False)
+    how = {"head": place is None, "shutdown_at_exit": False, "spawn_reaper": False}
+    node: Any = LeanNode(RayParams(no_monitor=True, **settings), **how)
+    for process in psutil.Process().children(recursive=True):
+        if any(word.endswith("agent.py") or "/agent/" in word for word in process.cmdline()):
+            process.nice(10)  # they import for a second what no worker waits for
+    sys.stdout.write(f"{STARTED} {node.gcs_address}\n")
+    sys.stdout.flush()
+    while not (dead := node.dead_processes()):
+        time.sleep(0.5)
+    return f"{dead[0][0]} has ended"
+
+
+def _wait_for(path: Path) -> str:
+    """What it holds once it is there; it is written whole."""
+    while not path.exists():
+        time.sleep(_EVERY_S)
+    return path.read_text()
+
+
+def _free_ports() -> list[int]:
+    """As many as there are agents; all are held until the last has been found."""
+    sockets = [socket.create_server(("", 0)) for _ in _AGENT_PORTS]
+    try:
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

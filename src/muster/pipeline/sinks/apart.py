@@ -1,0 +1,85 @@
+"""A call in a process of its own, with which all ends that it has imported and held.
+
+A coordinator lives as long as its map, and Arrow alone takes more memory than all that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from muster.base.errors import MusterError, SetupError
+from muster.base.reaper import die_with_parent
+from muster.base.settings import child_environment
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a function of a module returns, or raise what it raises. Arguments and result are
+    pickled. The process ends with this one, however this one ends, and hears no signal before.
+    """
+    mark = secrets.token_bytes(16)  # what a sitecustomize prints comes before it
+    process = subprocess.Popen(
+        # The folder of the command may hold a numpy.py that is not the one.
+        [sys.executable, "-P", "-m", __name__, str(os.getpid()), mark.hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=child_environment({}),
+    )
+    try:
+        answer, _ = process.communicate(pickle.dumps((function, args, kwargs)))
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    said, is_whole, result_bytes = answer.partition(mark)
+    if said:
+        sys.stderr.write(said.decode(errors="replace"))
+    code = process.returncode
+    if code or not is_whole:
+        how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+        short = "memory may have been short, for which a system does that; " if code == -9 else ""
+        raise SetupError(
+            f"The process that was to {function.__name__.replace('_', ' ').strip()} {how}; what it "
+            "said is above.",
+            hint=f"{short}run the same command again; nothing finished is lost.",
+        )
+    result, error = pickle.loads(result_bytes)
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def main(argv: list[str]) -> None:
+    for name in _SIGNALS:  # of a job that is ended; the caller decides what becomes of this
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    die_with_parent(int(argv[0]))
+    # What a library prints must not get into the answer.
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    function, args, kwargs = pickle.load(sys.stdin.buffer)
+    result: tuple[Any, Exception | None]
+    try:
+        result = function(*args, **kwargs), None
+    except Exception as error:
+        if not isinstance(error, MusterError | OSError):
+            raise  # its traceback is shown
+        result = None, error
+    with answer:
+        answer.write(bytes.fromhex(argv[1]))
+        pickle.dump(result, answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""Whose memory a look shows, and that the coordinator does not wait for one."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.farm.canonical import payload_and_key
+from muster.farm.events import Results, WorkerDied, WorkerReady
+from muster.farm.executors import memory_watch
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.local import LocalExecutor
+from muster.farm.task import Outcome, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SOURCE = """
+import time
+
+kept = []
+
+def takes(mib: int, s: float):
+    kept.append(bytearray(mib << 20))
+    time.sleep(s)
+"""
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[LocalExecutor]:
+    (tmp_path / "t.py").write_text(SOURCE)
+    spec = TargetSpec(name="f", location="t.py", attribute="takes", base_folder=str(tmp_path))
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    made = LocalExecutor(
+        Assignment(folder=folder, run_id="watch" + secrets.token_hex(12), targets={1: spec})
+    )
+    made.start(1, SlotSpec(slot_id=0, label="cpu0", devices=(), most_host_mib=300.0))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _until(executor: LocalExecutor, kind: type, most_s: float = 60.0) -> object:
+    until = time.monotonic() + most_s
+    while time.monotonic() < until:
+        for event in executor.poll(0.1):
+            if isinstance(event, kind):
+                return event
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def _task(number: int, mib: int, s: float) -> Task:
+    payload, key = payload_and_key("f")({"mib": mib, "s": s})
+    return Task(number, key, 1, payload, 0, 1)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_task_is_not_blamed_for_a_look_that_began_before_it(
+    executor: LocalExecutor, has_ended: bool
+) -> None:
+    _until(executor, WorkerReady)
+    first = _task(1, 400, 0.5 if has_ended else 60.0)
+    with memory_watch._ASKING:  # a look that takes long
+        executor.send(1, [first, _task(2, 0, 60.0)], together=False)
+        if has_ended:
+            _until(executor, Results)
+        begin_s = time.monotonic()
+        executor.poll(0.0)
+        assert time.monotonic() - begin_s < 5.0
+        time.sleep(0.2)
+    death = _until(executor, WorkerDied)
+    assert isinstance(death, WorkerDied)
+    assert death.outcome is (Outcome.LOST if has_ended else Outcome.MEMORY_LIMIT)
+    assert "of 300 MiB allowed (--memory)" in death.reason

@@ -1,0 +1,67 @@
+"""A connection to a host that prints, stops, or dies; a shell of this machine takes ssh's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.ray_cluster import wait_for
+
+from muster.base.errors import SetupError
+from muster.hosts import connection as connections
+from muster.hosts.connection import SSH, Connection
+from muster.hosts.names import Host
+
+FACTS = {"python": "python3"}
+
+
+@pytest.fixture
+def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A login script of the host."""
+    script = tmp_path / "greeting"
+    script.touch()
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\n. {script}\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv(SSH, str(ssh))
+    return script
+
+
+def test_a_greeting_without_an_end_of_line_is_passed_over(greeting: Path) -> None:
+    """As those are that set the title of a window."""
+    greeting.write_text("printf 'hi\\nthere\\033]0;host\\a'\n")
+    with Connection(Host("a"), facts=FACTS) as connection:
+        assert connection.ask("echo", limit_s=20) is None
+
+
+def test_a_far_end_that_stops_holds_nobody_up(
+    greeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_HANG_UP_S", 0.2)
+    much = 1 << 22
+    with Connection(Host("a"), facts=FACTS) as connection:
+        connection.ask("swallow", much, after=bytes(much), limit_s=20)
+        os.kill(connection._process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(SetupError, match="a takes nothing that is sent to it"):
+            connection.ask("swallow", much, after=bytes(much), limit_s=0.3)
+        connection.hang_up()
+        with pytest.raises(SetupError, match="Cannot reach a"):
+            connection.ask("echo")
+    assert time.monotonic() - began < 8  # and not for ever
+
+
+def test_what_was_started_ends_when_the_far_end_is_killed(greeting: Path) -> None:
+    """By kill -9 or for want of memory; also what has a session of its own."""
+    with Connection(Host("a"), facts=FACTS) as connection:
+        script = "setsid sleep 999 & echo it is $!; sleep 999"
+        folder = Path(connection.ask("start", ["sh", "-c", script], {}, {}))
+        sleeper = psutil.Process(int(connection.ask("wait", "it is", 20)["said"]))
+        connection._process.kill()
+        wait_for(lambda: not sleeper.is_running(), 20)
+        shutil.rmtree(folder)

@@ -1,0 +1,98 @@
+"""A call in a process of its own: it gives what the call gives, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muster.base.errors import SetupError, UsageError
+from muster.pipeline.sinks.apart import apart
+from muster.pipeline.sinks.formats import spec_of
+
+#: Bits of the three signals, as /proc shows them.
+_ENDING = sum(1 << (number - 1) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+
+
+def test_it_gives_what_the_call_gives_from_another_process(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert apart(os.getpid) != os.getpid()
+    assert apart(json.loads, '{"a": [1, null]}') == {"a": [1, None]}
+    assert apart(print, "what a library says") is None
+    assert "what a library says" in capfd.readouterr().err
+
+
+def test_errors_for_people_come_through_and_others_show_where_they_are(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(UsageError) as here:
+        spec_of("")
+    with pytest.raises(UsageError) as there:
+        apart(spec_of, "")
+    assert str(there.value) == str(here.value)
+    with pytest.raises(FileNotFoundError) as missing:
+        apart(os.stat, "/nowhere/at all")
+    assert missing.value.errno == 2
+    with pytest.raises(SetupError, match="loads ended with exit code 1"):
+        apart(json.loads, "{")
+    assert "JSONDecodeError" in capfd.readouterr().err
+    with pytest.raises(SetupError, match="exit ended with exit code 7"):
+        apart(os._exit, 7)
+
+
+def test_what_lies_in_the_folder_or_is_printed_at_the_start_does_not_get_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pickle.py").write_text("raise RuntimeError('not the one')")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('hello')")
+    monkeypatch.chdir(tmp_path)
+    # An empty entry of PYTHONPATH would be the folder itself.
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, [str(tmp_path / "site"), before])))
+    assert apart(json.loads, "[1]") == [1]
+    assert "hello" in capfd.readouterr().err
+
+
+def test_a_kill_by_the_system_is_said_to_be_for_memory() -> None:
+    with pytest.raises(SetupError, match="ended by signal 9") as caught:
+        apart(signal.raise_signal, signal.SIGKILL)
+    assert "memory may have been short" in str(caught.value)
+
+
+def test_it_hears_no_signal_and_ends_with_its_caller() -> None:
+    program = "import time; from muster.pipeline.sinks.apart import apart; apart(time.sleep, 300)"
+    caller = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        child = _child_of(caller.pid)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            child.send_signal(number)
+        time.sleep(0.3)
+        assert child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    finally:
+        caller.kill()
+        caller.wait()
+    child.wait(20)
+
+
+def _child_of(pid: int) -> psutil.Process:
+    """The process of the call, once its signals are ignored."""
+    for _ in range(600):
+        for child in psutil.Process(pid).children():
+            if _ignored(child.pid) & _ENDING == _ENDING:
+                return child
+        time.sleep(0.05)
+    raise AssertionError("no process was started")
+
+
+def _ignored(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
