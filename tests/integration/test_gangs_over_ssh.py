@@ -101,7 +101,8 @@ def test_unlike_hosts_train_with_the_bits_of_one(
         {path.relative_to(tmp_path / run).as_posix() for path in (tmp_path / run).rglob("*")}
         for run in ("run", "here")
     ]
-    assert names[0] == names[1] | {"logs/agent-1.log"}
+    seldom = {"logs/phases.json"}  # not of a start shorter than a look of the watchdog
+    assert names[0] - seldom == names[1] - seldom | {"logs/agent-1.log"}
     for name in ("a", "b"):
         kept = [path for path in (hosts.folder / name / "cache").rglob("*") if path.is_file()]
         assert {path.name for path in kept if "muster" in path.parts} == {"task.py", "pace", ".sum"}

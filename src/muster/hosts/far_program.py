@@ -7,7 +7,6 @@ working folder. Only code stays, by the hash of its contents, for the next start
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -27,6 +26,9 @@ from typing import Any
 from muster.base.processes import send_signal, set_subreaper
 from muster.base.reaper import guarded
 from muster.base.settings import child_environment, variable
+
+if sys.platform != "win32":
+    import fcntl
 
 #: Code that no start has asked for in so many seconds goes.
 _OLD_S = 30 * 86_400.0
