@@ -98,7 +98,7 @@ def disk_error(error: BaseException | None) -> OSError | None:
 def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     """A SetupError that says what to do about a failed write."""
     elsewhere = (
-        "a new run may go elsewhere with --run-dir, and one that is there, as a copy of its folder."
+        "start a new run elsewhere with --run-dir; to go on with this one, copy its folder there."
     )
     hints = {
         errno.ENOSPC: "free space there or choose another place with --run-dir; "

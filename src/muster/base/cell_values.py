@@ -108,7 +108,7 @@ def _write_dataclass(value: Any, into: Written) -> str:
     except Exception:
         is_same = False
     if not is_same:
-        raise _Refused(f"is a {type(value).__name__} that its fields do not make again")
+        raise _Refused(f"is a {type(value).__name__} that cannot be made again from its fields")
     inner = ", ".join(f"{name}={_write(item, into)}" for name, item in fields.items())
     return f"{_name(type(value), into)}({inner})"
 
@@ -146,7 +146,7 @@ def _write_torch(value: Any, into: Written, torch: Any) -> str:
     if not isinstance(value, torch.Tensor):
         raise _Refused(_what(value))
     if value.device.type != "cpu":
-        raise _Refused(f"is a tensor on {value.device}, where this process is and no worker")
+        raise _Refused(f"is a tensor on {value.device}, in the memory of this process alone")
     if value.numel() > _MOST_NUMBERS:
         raise _Refused(f"is a large tensor: {value.numel():,} numbers")
     if type(value) is not torch.Tensor or value.requires_grad or value.is_sparse:

@@ -61,7 +61,7 @@ def read_record(
 ) -> dict[str, Any]:
     """A JSON object with at least these fields, of these types: SetupError for any other JSON."""
     record = read_json(path, what)
-    wrong = "" if isinstance(record, dict) else "it is no object"
+    wrong = "" if isinstance(record, dict) else "it is not an object"
     for name, kind in shape.items():
         if not wrong and not isinstance(record.get(name), kind):
             wrong = f"{name} is {'of another type' if name in record else 'missing'}"
@@ -183,7 +183,7 @@ def _as_set(base: Any, items: list[Any], path: str) -> Any:
     try:
         return base(items)
     except TypeError:
-        raise MalformedError(f"{path or 'it'} is a list of what no set can hold") from None
+        raise MalformedError(f"{path or 'it'} has values that a set cannot hold") from None
 
 
 def _decode_fields(kind: type, value: Any, path: str, ignore: bool) -> Any:

@@ -121,7 +121,7 @@ def as_step(step: object) -> int:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         raise TargetError(
-            f"log: the step is {step!r} ({type(step).__name__}); it is a whole number."
+            f"log: the step must be a whole number, not {step!r} ({type(step).__name__})."
         ) from None
     if not -(2**63) <= number < 2**63:
         raise TargetError(f"log: the step {number} does not fit into 64 bits.")

@@ -318,7 +318,7 @@ def _describe(heartbeats: Sequence[Heartbeat], *, count_them: bool = False) -> l
         groups.setdefault((_clause(heartbeat), number), []).append(heartbeat.rank)
     return [
         f"{name_ranks(ranks)} {clause if len(ranks) > 1 else _singular(clause)}"
-        + (f" (their number {number})" if number > 0 else "")
+        + (f" (collective number {number})" if number > 0 else "")
         for (clause, number), ranks in groups.items()
     ]
 

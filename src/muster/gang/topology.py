@@ -57,7 +57,7 @@ class Topology:
                 f"{self.world_size}",
             )
         if not 0 < self.master_port < 1 << 16:
-            raise _incoherent(self.launcher, f"MASTER_PORT {self.master_port} is no port")
+            raise _incoherent(self.launcher, f"MASTER_PORT {self.master_port} is not a port")
 
 
 def read_topology(environment: Mapping[str, str] | None = None) -> Topology | None:

@@ -136,7 +136,7 @@ def judge(
         yield Finding("clock", "ok", f"{skew:+.2f} s")
     else:
         fix = "switch on its time service: timedatectl set-ntp true"
-        yield Finding("clock", "warning", f"{skew:+.2f} s; times in logs will not fit", fix)
+        yield Finding("clock", "warning", f"{skew:+.2f} s; times in logs will not agree", fix)
     free = f"{facts['disk_free_mib'] / 1024:.1f} GiB free in {facts['temp_dir']}"
     if facts["disk_free_mib"] >= _DISK_MIB:
         yield Finding("disk", "ok", free)
@@ -155,7 +155,7 @@ def _gpus(host: Host, facts: Mapping[str, Any]) -> Finding:
                        facts["gpu_problem"], fix)  # fmt: skip
     missing = sorted(set(host.gpus or ()) - {gpu["index"] for gpu in gpus})
     if missing:
-        fix = f"name those that are there, or {host.name} alone for all of them."
+        fix = f"name GPUs that it has, or write {host.name} alone for all of them."
         return Finding("GPUs", "failure", f"no GPU {', '.join(map(str, missing))}: {found}", fix)
     held = {gpu["index"]: gpu["held"] for gpu in gpus if gpu.get("held")}
     wanted = host.gpus or ()
@@ -230,7 +230,9 @@ def try_links(connections: Sequence[Connection]) -> Links:
         try:
             places[one.host.name] = (address, one.ask("listen", address))
         except SetupError as error:
-            broken.append((one.host.name, "itself", f"{address} is no address of it: {error}"))
+            broken.append(
+                (one.host.name, "itself", f"{address} is not one of its addresses: {error}")
+            )
             continue
         try:
             socket.create_connection(places[one.host.name], timeout=3).close()
@@ -250,7 +252,7 @@ def how_to_link(broken: tuple[str, str, str]) -> str:
     return (
         f"open the TCP ports of {where} to the others (in ufw: ufw allow from ADDRESS), or start "
         "the command on a machine in the network of all hosts; a jump host or NAT between them "
-        "is not passed."
+        "does not work."
     )
 
 
@@ -258,7 +260,7 @@ def _from_hosts(far: Sequence[Connection], address: str) -> list[tuple[str, str]
     try:
         server = socket.create_server((address, 0))
     except OSError as error:
-        why = f"{address}, from where it is reached, is not of this machine ({error.strerror})"
+        why = f"they see this machine as {address}, which is not its own ({error.strerror})"
         return [(one.host.name, why) for one in far]
     with server:
         place = server.getsockname()[:2]

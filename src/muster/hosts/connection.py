@@ -229,7 +229,7 @@ class Connection:
                 left, deadline = left[count:], time.monotonic() + limit_s
             elif time.monotonic() > deadline:
                 raise SetupError(
-                    f"{self.host.name} takes nothing that is sent to it for {limit_s:g} s.",
+                    f"{self.host.name} has accepted no data for {limit_s:g} s.",
                     hint=_SILENT,
                 )
             else:
@@ -255,7 +255,7 @@ class Connection:
         number, left = self._process.stdout.fileno(), deadline - time.monotonic()
         if left <= 0 or not select.select([number], [], [], left)[0]:
             raise SetupError(
-                f"{self.host.name} does not answer within {limit_s:g} s.",
+                f"{self.host.name} has not answered within {limit_s:g} s.",
                 hint=_SILENT,
             )
         piece = os.read(number, 1 << 16)

@@ -202,7 +202,7 @@ class _Place:
         parts = Path(place).parts
         is_known = parts == ("part.json",) or parts[:1] in (("run",), ("code",))
         if not (is_known and _is_below(place)):
-            raise ValueError(f"{place!r} is no place below the folder of a start")
+            raise ValueError(f"{place!r} is not below the folder of a start")
         return self.path.joinpath(*parts)
 
     def _listed(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
@@ -262,7 +262,7 @@ def _unpack(packed: Path, folder: Path) -> None:
         for member in tar:
             source = tar.extractfile(member) if member.isfile() else None
             if source is None or not _is_below(member.name):
-                raise ValueError(f"{member.name!r} is no file below a folder of code")
+                raise ValueError(f"{member.name!r} is not a file below a folder of code")
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:

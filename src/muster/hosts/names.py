@@ -56,7 +56,7 @@ def _of_file(path: str) -> list[str]:
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"The list of hosts {path} cannot be read: {reason}.") from None
     return [line.partition("#")[0] for line in lines]
 
@@ -65,8 +65,8 @@ def _host(word: str) -> Host:
     name, colon, devices = word.partition(":")
     if not _NAME.fullmatch(name) or len(name) > 255:
         raise UsageError(
-            f"{name!r} is no name of a host: letters, digits, dots, - and _ are, and USER@ before "
-            "them; no - in front.",
+            f"{name!r} is not the name of a host: it may have letters, digits, dots, - and _, and "
+            "USER@ before them, and does not begin with -.",
             hint="give a host that needs more (an IPv6 address, a port) a name in ~/.ssh/config.",
         )
     if not colon:
@@ -81,7 +81,7 @@ def _host(word: str) -> Host:
         if numbers and len(set(numbers)) == len(numbers):
             return Host(name, gpus=tuple(numbers))
     raise UsageError(
-        f"{word}: {devices!r} says no GPUs of the host.",
+        f"{word}: {devices!r} does not name GPUs of the host.",
         hint=f"write {name}:0-3 or {name}:0+2 by their numbers there, or {name}:cpu:4 for workers "
         "on its CPU.",
     )

@@ -155,7 +155,7 @@ def _row(record: Mapping[str, Any]) -> Row:
         }
         return Row(**values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise SetupError(f"A row of the log holds what is no sample: {error}.") from None
+        raise SetupError(f"A row of the log is not a sample: {error}.") from None
 
 
 def _csv_line(fields: Sequence[Any]) -> bytes:

@@ -34,13 +34,13 @@ def find_class(target: str, base: type[T], hint: str) -> type[T]:
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
         raise TargetError(
-            f"{target} does not say its {', '.join(missing)}.",
+            f"{target} does not define {', '.join(missing)}.",
             hint=f"add the method{'s' * (len(missing) > 1)} to the class.",
         )
     better: Any = getattr(found, "better", None)
     if not hasattr(better, "__get__") and better not in ("lower", "higher"):  # not a property
         raise TargetError(
-            f"{target} has better = {better!r}, which says nothing.",
+            f'{target} has better = {better!r}, which is neither "lower" nor "higher".',
             hint='write better = "lower" or better = "higher".',
         )
     return found
@@ -63,7 +63,7 @@ def make(kind: type[T], target: str, config: str | None, values: Mapping[str, An
         if dataclasses.is_dataclass(kind):
             return decode(kind, values, ignore_unknown=True)
     except MalformedError as error:
-        raise TargetError(f"The settings of {target} do not fit: {error}.") from None
+        raise TargetError(f"The settings do not fit {target}: {error}.") from None
     try:
         of_values: T = plain(**values)
         return of_values

@@ -142,8 +142,8 @@ def ask(
                 return answer
             if is_gone and _current(folder) == token:
                 raise SetupError(
-                    f"{folder.path} has heard what was asked for, and its answer cannot be written "
-                    "there.",
+                    f"The process that works on {folder.path} has received the request, but its "
+                    "answer cannot be written there.",
                     hint=f"the disk may be full. See what has been done: "
                     f"muster status {shell_word(folder.path)}",
                 )
@@ -159,8 +159,9 @@ def ask(
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
     raise SetupError(
-        f"{folder.path} is at work and has not answered within {timeout_s:.0f} s.",
-        hint="it may be busy, set up its ranks, or run its tasks in its own process; ask again.",
+        f"The process that works on {folder.path} has not answered within {timeout_s:.0f} s.",
+        hint="it may be busy, be setting up its ranks, or run its tasks in its own process; ask "
+        "again.",
     )
 
 
@@ -171,7 +172,7 @@ def _read_note(path: Path) -> tuple[Any, bool]:
     with os.fdopen(os.open(path, flags), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:
-            raise ValueError(f"{path} is no request")
+            raise ValueError(f"{path} is not a request")
         is_ours = not hasattr(os, "getuid") or about.st_uid in (0, os.getuid())
         return json.loads(file.read(_MOST_BYTES)), is_ours
 
@@ -194,9 +195,9 @@ def _write_request(path: Path, what: bytes) -> None:
         write_atomic(path, what)
     except OSError as error:
         raise SetupError(
-            f"Nothing can be asked of {path.parent.parent}: {error.strerror or error}.",
-            hint=f"a request is a file in {path.parent}: it takes the right to write there, and "
-            "space on the disk.",
+            f"Cannot send a request to {path.parent.parent}: {error.strerror or error}.",
+            hint=f"a request is a file in {path.parent}: you need the right to write there, and "
+            "free space on that disk.",
         ) from None
 
 
