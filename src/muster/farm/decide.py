@@ -328,7 +328,7 @@ class Scheduler:
             self._run_elsewhere(task, slot, record, out)
             return
         alike = [key for key, known in self._set_aside.items() if known.until == mark]
-        self._readmit(alike, "another GPU fails so too", out)
+        self._readmit(alike, "another GPU fails in the same way", out)
         if names_device and task.tries and worker.call_size > 1:
             # One task of the call may blame any device.
             self._halve_call(task, record.finished, worker, out)

@@ -158,7 +158,9 @@ def blame(
         if not may_break:
             what = "workers in a row crashed" if is_crash else "GPU contexts in a row broke"
             said = f"{health.breaks} {what} on it"
-            return Blame(f"{said}, and nothing was done between; the last: {finished.message}")
+            return Blame(
+                f"{said} without a finished task between them; the last: {finished.message}"
+            )
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             return None
     says_so = finished.outcome is Outcome.DEVICE_FAULT
@@ -170,5 +172,5 @@ def blame(
         return None
     if any(mark in other.marks for other in others) or not any(o.has_worked for o in others):
         return None
-    reason = f"it failed {health.alike} tasks in a row, and no other GPU failed so"
+    reason = f"it failed {health.alike} tasks in a row in a way that no other GPU did"
     return Blame(f"{reason}; the last: {finished.message}", until=mark)

@@ -180,4 +180,4 @@ class Halts:
             if due is not None and now >= due:
                 worker.killing = Outcome.STOPPED
                 worker.overdue = next(iter(worker.in_flight.values()))
-                out.kills.append((worker.worker_id, "its task was told to end and has not"))
+                out.kills.append((worker.worker_id, "its task was told to end and has not ended"))

@@ -155,8 +155,8 @@ def note_on(annotation: str) -> str:
     if beside is None:
         return ""
     return (
-        f"it returns {annotation}: a single number becomes a column, any other "
-        f"{beside[0]} a pickled file beside its row"
+        f"it returns {annotation}: a single number becomes a column, and any other "
+        f"{beside[0]} is saved as a pickled file beside its row"
     )
 
 
@@ -212,8 +212,8 @@ def _not_a_name(key: object, path: str, kept: _Kept) -> TargetError:
     is_result = kept is _RESULT
     return TargetError(
         f"{kept.said} {path} with the key {key!r} of type {type(key).__name__}: "
-        + ("names of fields are texts or numbers, they become columns." if is_result
-           else "the keys of a checkpoint are texts."),
+        + ("fields become columns, so their names must be texts or numbers." if is_result
+           else "the keys of a checkpoint must be texts."),
         hint=f"{kept.do} {{str(key): value}}, here {str(key)!r}.",
     )  # fmt: skip
 

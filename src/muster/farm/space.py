@@ -343,7 +343,7 @@ def _python_axes(group: str, axes: Mapping[str, Iterable[object]]) -> tuple[Axis
             )
         listed = tuple(unwrap_scalar(value) for value in values)
         if not listed:
-            raise UsageError(f"{group} {name} has no values.", hint="give one value at least.")
+            raise UsageError(f"{group} {name} has no values.", hint="give at least one value.")
         result.append((name, listed))
     return tuple(result)
 
@@ -362,7 +362,7 @@ def _ranked(listed: ListRows | None, column: str) -> ListRows | None:
 def _python_rows(rows: Iterable[Mapping[str, object]]) -> ListRows:
     names, cells = as_columns(list(rows))
     if not cells:
-        raise UsageError("rows is empty.", hint="one row is one setting to run.")
+        raise UsageError("rows is empty.", hint="give one row for each setting.")
     for name in names:
         check_parameter_name(name)
     plain = tuple(tuple(unwrap_scalar(cell) for cell in row) for row in cells)

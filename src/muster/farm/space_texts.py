@@ -115,12 +115,15 @@ class ListRows:
         """
         if column not in self.names:
             raise UsageError(
-                f"{self.source} has no column {column}, which is to hold the priorities: it has "
+                f"{self.source} has no column {column}, which --priority-column names; it has "
                 f"{', '.join(self.names)}.",
-                hint="check --priority-column.",
+                hint="name one of these, or leave --priority-column out.",
             )
         if len(self.names) == 1:
-            raise UsageError(f"{self.source} has no column but the priorities: no parameters.")
+            raise UsageError(
+                f"{self.source} has no parameters: its only column, {column}, has the priorities.",
+                hint="add a column for each parameter.",
+            )
         at = self.names.index(column)
         ranked = [
             (_priority(row[at], f"{self.source} row {n}: {column} ="), row[:at] + row[at + 1 :])
@@ -143,7 +146,7 @@ def check_priority(priority: object, where: str = "--priority") -> int:
     """``priority`` where a task may have it; UsageError otherwise."""
     if type(priority) is not int or abs(priority) > MOST_PRIORITY:
         raise UsageError(
-            f"{where} {priority} is no priority.",
+            f"{where} {priority} is not a priority.",
             hint=f"write a whole number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}.",
         )
     return priority
@@ -241,7 +244,7 @@ def read_list(path: Path, blank: str | None = "") -> ListRows:
             hint="save it as UTF-8.",
         ) from error
     if not rows:
-        raise UsageError(f"The list {path} has no rows.", hint="one row is one setting to run.")
+        raise UsageError(f"The list {path} has no rows.", hint="write one row for each setting.")
     for name in names:
         check_parameter_name(name)
     content = path.absolute().read_bytes
@@ -374,7 +377,7 @@ def _read_jsonl(path: str, data: bytes) -> tuple[tuple[str, ...], list[tuple[obj
             value = json.loads(line)
         except ValueError as error:
             raise UsageError(
-                f"{path} line {number} is not JSON: {error}.", hint="one object per line."
+                f"{path} line {number} is not JSON: {error}.", hint="write one object on each line."
             ) from None
         if not isinstance(value, dict):
             raise UsageError(

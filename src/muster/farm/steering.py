@@ -352,7 +352,7 @@ class Asked:
             said = [str(word) for word in what["said"]]
             listed = str(what.get("list", ""))
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, MusterError):
-            return {"refused": "it does not understand what was asked, of another version"}
+            return {"refused": "it is of another version and does not understand the request"}
         return {"added": add_in(self._ledger, tasks, said, listed)}
 
 

@@ -54,7 +54,8 @@ class ClusterRequest(SlurmOptions):
     each GPU, and ended with it. HOST:0-3 chooses GPUs, HOST:cpu:4 workers on its CPU; localhost is
     this machine. `muster hosts check` says whether they can be used."""
     hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_RAY)] = None
-    """With --hosts: the Python there that has Muster, where it is not where it is here."""
+    """With --hosts: the Python of the hosts that has Muster, if its path differs from the one
+    here."""
     hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_RAY)] = ()
     """With --hosts: a line of bash that each host runs before Python is looked for, such as
     'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
@@ -90,7 +91,8 @@ class ClusterRequest(SlurmOptions):
             parse_hosts(self.hosts)
             if self.custom_resources:
                 raise UsageError(
-                    "--resource has no effect with --hosts, whose Ray knows no resources of yours.",
+                    "--resource has no effect with --hosts: the Ray that is started there has no "
+                    "custom resources.",
                     hint="name the hosts that have it.",
                 )
             if self.address is not None:

@@ -131,7 +131,7 @@ class RayExecutor:
         if pilot is None:
             return
         if not pilot.is_open and (kill or not pilot.has_tasks):
-            self._give_up(pilot, "its actor was not placed yet and is not wanted any more", None)
+            self._give_up(pilot, "its actor had not been placed yet and is no longer needed", None)
             return
         pilot.commands += remote.end_command(worker_id, kill=kill)
 

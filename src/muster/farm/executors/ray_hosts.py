@@ -95,8 +95,8 @@ def plan_nodes(
         without = [host.name for host, gpus in zip(hosts, chosen, strict=True) if not gpus]
         raise UsageError(
             f"{', '.join(without)} would work without a GPU and the other hosts with one: the "
-            "workers of a run are alike.",
-            hint="leave it out, or use the CPU everywhere (HOST:cpu:N).",
+            "workers of a run must be alike.",
+            hint=f"leave out {', '.join(without)}, or use the CPU everywhere (HOST:cpu:N).",
         )
     each = (request.gpus_per_worker or 1.0) if any(chosen) else 0.0
     if request.gpus_per_worker and not any(chosen):
@@ -141,7 +141,7 @@ def _checked(connection: Connection) -> Mapping[str, Any]:
         if finding.state == "failure":
             raise SetupError(
                 f"{connection.host.name} cannot be used ({finding.what}: {finding.found}).",
-                hint=f"{finding.fix}\n`muster hosts check` says all there is to say.",
+                hint=f"{finding.fix}\n`muster hosts check` shows all that it finds.",
             )
     return connection.facts
 
@@ -245,8 +245,8 @@ class RayHosts:
                 if name not in tries:
                     tries[name] = (0, now + _BACK_OFF_S[0])
                     self.news.put(
-                        f"{name} is lost: others do what it had. It is tried again in "
-                        f"{_BACK_OFF_S[0]:g} s, and then ever less often."
+                        f"{name} is lost: other hosts take over its tasks. It is tried again in "
+                        f"{_BACK_OFF_S[0]:g} s, and then less and less often."
                     )
                 count, due = tries[name]
                 if now < due:

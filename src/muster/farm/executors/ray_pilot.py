@@ -409,7 +409,7 @@ class FilesForDriver:
         if size <= CHECKPOINT_LIMIT_BYTES:
             yield from pack_file(path, f"checkpoints/{path.name}")
         elif task_id:
-            text = f"checkpoint of {size >> 20} MiB stays on its node: too large to be sent"
+            text = f"checkpoint of {size >> 20} MiB stays on its node: it is too large to be sent"
             yield pack_event(Progress(self._worker_id, task_id, text))
 
     def _log(self, end: int) -> Iterator[bytes]:

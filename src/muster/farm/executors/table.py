@@ -75,7 +75,7 @@ def _class_of(name: str) -> type[Any]:
     if missing and not hasattr(found, "__getattr__"):  # one that hands on what it does not do
         raise TargetError(
             f"The executor {name} has no method {', '.join(missing)}.",
-            hint="docs/executors.md says what each one is asked for.",
+            hint="docs/executors.md describes each one.",
         )
     try:
         inspect.signature(found).bind(None)

@@ -206,7 +206,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
             if not os.access(path, os.R_OK):
                 raise LedgerError(
                     f"Cannot read the ledger {path}: Permission denied.",
-                    hint="whose run it is has to let you read it.",
+                    hint="ask the owner of the run for the right to read it.",
                 ) from None
             # On a read-only file system WAL's side files cannot be made; nobody writes there.
             database = _connect_read_only(path, "mode=ro&immutable=1")
