@@ -46,7 +46,7 @@ def check_may_grow(run: Run) -> None:
     if stored.is_map:
         raise UsageError(
             f"{path} is a map: its tasks are parts of one input.",
-            hint="put the further records through a map of their own, with another --output.",
+            hint="run a map of the new records alone, with another --output.",
         )
     if stored.is_gang:
         raise UsageError(
@@ -56,13 +56,12 @@ def check_may_grow(run: Run) -> None:
     if stored.is_search:
         raise UsageError(
             f"{path} is a search, which chooses its tasks itself.",
-            hint="let it choose more, with a higher N: "
-            f"muster resume {shell_word(path)} --trials N",
+            hint=f"let it try more, with a higher N: muster resume {shell_word(path)} --trials N",
         )
     if "recipe" in stored.spec:
         raise UsageError(
             f"{path} is of a recipe, whose report and figures show what its command asks for.",
-            hint="give its command again with more of what may grow, such as seeds.",
+            hint="give its command again with more values, such as more seeds.",
         )
     flags = {word.partition("=")[0] for word in own_words(stored.argv)}
     if run.folder.elements_json.exists() or run.folder.array or "--array" in flags:
@@ -125,7 +124,7 @@ def add_tasks(
             if len(new) > _MOST_AT_WORK:
                 raise UsageError(
                     f"{len(new):,} tasks are too many to add at once to a run at work.",
-                    hint=f"add at most {_MOST_AT_WORK:,} at a time, or once it has ended.",
+                    hint=f"add at most {_MOST_AT_WORK:,} at a time, or wait until it has ended.",
                 )
             answer = ask(folder, {"add": _note(run, new, said, listed)}, lambda: is_held(folder))
             if answer is None:

@@ -85,6 +85,6 @@ def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Plac
     if had_gpus and is_auto and placement.slots[0].kind == "cpu":
         raise UsageError(
             f"{folder.path} had GPUs when it last ran, and this machine shows none.",
-            hint="ask where it will go on, or say it then: "
+            hint="ask on the machine where it will go on, or choose its devices there: "
             f"muster resume {shell_word(folder.path)} --devices N",
         )

@@ -321,8 +321,8 @@ def _best_setting(run: Run, rule: str, said: str) -> tuple[dict[str, Any], dict[
     word, _, metric = rule.strip().partition(" ")
     if word not in ("maximize", "minimize") or not metric:
         raise UsageError(
-            f"{said}: it is not said what is best in {run.path}.",
-            hint='say it of that phase: best = "maximize accuracy".',
+            f"{said}: nothing says what is best in {run.path}.",
+            hint='say it in that phase: best = "maximize accuracy".',
         )
     settings: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {}
     for params, metrics, system in rows(run.folder):

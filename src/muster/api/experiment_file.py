@@ -55,15 +55,15 @@ class OrderKeys:
     """What a phase says of other phases."""
 
     after: tuple[str, ...] = ()
-    """Phases that have to be done first; those that a ${…} names need not be said."""
+    """Phases that must be done first; those that a ${…} names need not be listed."""
     requires: tuple[str, ...] = ()
-    """Files that have to be there when it begins."""
+    """Files that must be there when it begins."""
     produces: Mapping[str, str] = field(default_factory=dict)
-    """Files that have to be there when it is done, by the names that ${PHASE.NAME} gives them."""
+    """Files that must be there when it is done, by the names that ${PHASE.NAME} gives them."""
     best: str = ""
-    """By what ${PHASE.best.NAME} chooses in a sweep that is no search: "maximize accuracy"."""
+    """How ${PHASE.best.NAME} chooses in a sweep that is not a search: "maximize accuracy"."""
     may_fail: bool = False
-    """What comes after it goes on although some of its tasks have failed."""
+    """Begin the phases after it although some of its tasks have failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def experiment_of(file: Path, tree: Mapping[str, Any], places: Mapping[Keys, str
     whole: ExperimentKeys = top[ExperimentKeys]
     name = whole.name or file.stem
     if not whole.run_dir and (name in (".", "..") or "/" in name or not name):
-        raise UsageError(f"{_at(places, ('name',))}{name!r} is no name of a folder.")
+        raise UsageError(f"{_at(places, ('name',))}{name!r} cannot be the name of a folder.")
     if "phase" not in tree:
         phases = [_phase("", {**rest}, (), places, str(file))]
     else:
@@ -145,8 +145,8 @@ def experiment_of(file: Path, tree: Mapping[str, Any], places: Mapping[Keys, str
         for key in rest:
             if key.replace("-", "_") in own:
                 raise UsageError(
-                    f"{_at(places, (key,))}{key} is said of the whole file, which has phases.",
-                    hint=f"say it of one of them: {', '.join(whole.phase)}.",
+                    f"{_at(places, (key,))}{key} is set for the whole file, which has phases.",
+                    hint=f"set it in one of them: {', '.join(whole.phase)}.",
                 )
         phases = [
             _phase(one, said, ("phase", one), places, "") for one, said in whole.phase.items()
@@ -171,7 +171,7 @@ def _phase(name: str, said: Any, at: Keys, places: Mapping[Keys, str], origin: s
         )
     if (name and not re.fullmatch(r"[A-Za-z_][\w-]*", name)) or name == "env":
         raise UsageError(
-            f"{_at(places, at)}{name!r} is no name of a phase.",
+            f"{_at(places, at)}{name!r} cannot be the name of a phase.",
             hint="letters, digits, _ and -, as in [phase.teacher].",
         )
     made, rest = _split(said, at, (PhaseKeys, OrderKeys) if name else (PhaseKeys,), places)
@@ -195,7 +195,7 @@ def _split(
             name = key.replace("-", "_")
             if name in _names(kind):
                 if name in own:
-                    raise UsageError(f"{_at(places, (*at, key))}{key} is said a second time.")
+                    raise UsageError(f"{_at(places, (*at, key))}{key} is given a second time.")
                 own[name] = rest.pop(key)
         try:
             made[kind] = decode(kind, own)
@@ -222,7 +222,7 @@ def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     for one in settings:
         if one.key in seen:
             raise UsageError(
-                f"{one.origin}: {one.key} is said a second time; first at {seen[one.key].origin}."
+                f"{one.origin}: {one.key} is given a second time; first at {seen[one.key].origin}."
             )
         seen[one.key] = one
     return tuple(seen.values())

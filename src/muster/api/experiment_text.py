@@ -29,7 +29,7 @@ def read_tree(file: Path) -> tuple[dict[str, Any], Places]:
         return _read_yaml(text, file.name)
     if file.suffix.lower() != ".toml":
         raise UsageError(
-            f"{file} is no experiment file.", hint="its name ends in .toml, .yaml or .yml."
+            f"{file} is not an experiment file.", hint="its name must end in .toml, .yaml or .yml."
         )
     try:
         return _plain(tomllib.loads(text)), places_in_toml(text, file.name)
@@ -39,7 +39,7 @@ def read_tree(file: Path) -> tuple[dict[str, Any], Places]:
         said = str(error)[: at.start()] if at else str(error)
         raise UsageError(
             f"{where} is not TOML: {said[:1].lower()}{said[1:]}.",
-            hint='texts have quotes: target = "train.py:run".',
+            hint='write texts in quotes: target = "train.py:run".',
         ) from None
 
 
@@ -109,7 +109,7 @@ def _read_yaml(text: str, name: str) -> tuple[dict[str, Any], Places]:
                 where = f"{name}:{key_node.start_mark.line + 1}"
                 if key in found:
                     first = places[(*at, key)]
-                    raise UsageError(f"{where}: {key} is said a second time; first at {first}.")
+                    raise UsageError(f"{where}: {key} is given a second time; first at {first}.")
                 places[(*at, key)] = where
                 found[key] = value_of(value_node, (*at, key))
             return found

@@ -215,9 +215,9 @@ def plan_hosts(hosts: Sequence[Host], facts: Sequence[Mapping[str, Any]]) -> tup
     without = [node.host.name for node in nodes if not node.gpus]
     if 0 < len(without) < len(nodes):
         raise UsageError(
-            f"{', '.join(without)} would have no GPU and the other hosts would: the ranks of a "
-            "gang are alike.",
-            hint="leave it out, or use the CPU everywhere (HOST:cpu:N).",
+            f"{', '.join(without)} would work without a GPU and the other hosts with one: the "
+            "ranks of a gang must be alike.",
+            hint=f"leave out {', '.join(without)}, or use the CPU everywhere (HOST:cpu:N).",
         )
     return tuple(nodes)
 
@@ -288,8 +288,8 @@ class _Drive:
                 return self._paused(ending, f"{names} was lost as well: {why}", rest)
             if nodes[0].host.name in outcome.lost and self._options.master_addr is not None:
                 self._audience.warn(
-                    f"--master-addr {self._options.master_addr} was {nodes[0].host.name}'s: the "
-                    f"others meet at an address of {rest[0].host.name} that is found by trying"
+                    f"--master-addr {self._options.master_addr} belonged to {nodes[0].host.name}: "
+                    f"the others meet at an address of {rest[0].host.name} that they all reach"
                 )
                 self._options = dataclasses.replace(self._options, master_addr=None)
             restarts += 1
@@ -301,7 +301,7 @@ class _Drive:
         folder = self._work.folder
         hosts = ",".join(node.said for node in rest)
         if self._work.kind == "run":
-            again = f"start it again with --run-dir {folder.path} --hosts {hosts}"
+            again = f"start it again with --run-dir {shell_word(folder.path)} --hosts {hosts}"
         else:
             again = f"go on with: muster resume {shell_word(folder.path)} --hosts {hosts}"
         is_saved = has_saved(folder)

@@ -389,7 +389,7 @@ def _parts_of(place: object) -> tuple[str, ...]:
     is_code = parts[0] == "code" and len(parts) > 2 and parts[1].isdecimal()
     is_known = is_code or (parts[0] == "run" and len(parts) > 1)
     if not is_known or {"", ".", ".."} & set(parts) or "\0" in str(place):
-        raise ValueError(f"it names {place!r:.200}, which is no file of its part")
+        raise ValueError(f"it names {place!r:.200}, which is not a file of its part")
     return parts
 
 

@@ -311,8 +311,8 @@ def sweep(
         rows: parameter sets one by one.
         seeds: a number of seeds from 0, or the seeds themselves; a task gets its ``seed``.
         seed_offset: added to every seed.
-        priority_column: a name in ``rows`` that is no parameter: those with higher numbers begin
-            first, 0 is that of rows without it.
+        priority_column: a name in ``rows`` that has priorities and is not a parameter: rows with
+            higher numbers begin first, and a row without one has 0.
         config: a recipe's configuration; its defaults without one.
         shell: hand a command to ``sh -c``.
         metrics_from: where a command that logs nothing has its numbers over time:

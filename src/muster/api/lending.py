@@ -234,7 +234,7 @@ class Lending:
             return self._with_cpus(missing) if missing else self._wanted[:count]
         if not all(part.strip().isdecimal() for part in text.split(",")):
             raise UsageError(
-                f"--only {text} is no choice of CPU workers, and a run on the CPU has no others.",
+                f"--only {text} does not choose CPU workers, and a run on the CPU has no others.",
                 hint="write cpu:4 for four of them, or their numbers, such as 0,3.",
             )
         numbers = list(dict.fromkeys(int(part) for part in text.split(",")))

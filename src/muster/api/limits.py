@@ -93,7 +93,7 @@ def idle_of(text: str, flag: str = "--min-utilisation") -> Idle:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%?:(.+)", text)
     if found is None or not 0 < float(found[1]) <= 100:
         raise UsageError(
-            f"{flag} {text} is not a share of busy time and how long.", hint="write 10%:1h."
+            f"{flag} {text} is not a share of busy time and a duration.", hint="write 10%:1h."
         )
     seconds = parse_duration(found[2], flag)
     if seconds <= 0:

@@ -51,7 +51,7 @@ class MapJob:
         """Raise UsageError where there is nothing to do with a record."""
         if not self.stages:
             raise UsageError(
-                f"{self.name} has no stage: its list is empty, and nothing would be done.",
+                f"{self.name} has no stage: the list is empty.",
                 hint="put a function or a class with process into the list.",
             )
 

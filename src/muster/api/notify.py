@@ -83,7 +83,7 @@ def read_place(text: str) -> Place:
     elif kind == "mail":
         if not _ADDRESS.fullmatch(where):
             raise UsageError(
-                "--notify mail: this is no address.", hint="write mail:me@example.org."
+                "--notify mail: this is not an address.", hint="write mail:me@example.org."
             )
     elif not _is_kept(where):
         _check_url(kind, where)
@@ -124,7 +124,9 @@ def _words(command: str) -> list[str]:
     except ValueError:
         words = []
     if not words:
-        raise UsageError("--notify command: this is no command.", hint="write command:'say done'.")
+        raise UsageError(
+            "--notify command: this is not a command.", hint="write command:'say done'."
+        )
     return words
 
 
@@ -136,7 +138,9 @@ def _check_url(kind: str, url: str) -> None:
     except ValueError:
         host, parts = "", urlsplit("")
     if not host or parts.scheme not in ("http", "https") or re.search(r"[\s\x00-\x1f\x7f]", url):
-        raise UsageError(f"--notify {kind}: this is no address.", hint="write https://HOST/PATH.")
+        raise UsageError(
+            f"--notify {kind}: this is not an address.", hint="write https://HOST/PATH."
+        )
     if parts.scheme == "http" and not _is_loopback(host):
         raise UsageError(
             f"--notify {kind}: http is read by everyone on the way.", hint="use https."
@@ -157,7 +161,9 @@ def _resolve(place: Place) -> tuple[str, str]:
     url, token = _value(place.kind, place.where), _value(place.kind, place.token)
     _check_url(place.kind, url)
     if token and re.search(r"[^\x21-\x7e]", token):
-        raise UsageError(f"--notify {place.kind}: the token has characters that no token has.")
+        raise UsageError(
+            f"--notify {place.kind}: the token has characters that a token cannot have."
+        )
     return url, token
 
 
@@ -172,7 +178,7 @@ def _value(kind: str, text: str) -> str:
     try:
         lines = Path(name).expanduser().read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"--notify {kind}: cannot read {name}: {why}.") from None
     if not lines[0].strip():
         raise UsageError(f"--notify {kind}: the first line of {name} is empty.")

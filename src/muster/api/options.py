@@ -83,8 +83,8 @@ class DeviceOptions:
     """Where too few GPUs are free, wait for them in this machine's queue instead of refusing:
     --wait without end, --wait=2h for two hours at most."""
     queue_priority: Annotated[int, Flag(engines=_HERE)] = 0
-    """Its rank in the queue, before all else: a negative number lets others go first, a positive
-    one has to be allowed by the administrator."""
+    """Its priority in the queue, which counts before all else: a negative number lets others go
+    first, and a positive one must be allowed by the administrator."""
     is_chosen_anew: Annotated[bool, Flag(is_hidden=True)] = False
 
     @property
@@ -171,8 +171,8 @@ class SweepOptions(DeviceOptions, KeptOptions):
             name="memory", metavar="SIZE", read=parse_memory_mib, engines=("local", "slurm", "ray")
         ),
     ] = None
-    """What a task may hold of the host's memory, with all that it starts: 12G, 900M. One that takes
-    more is killed and fails, and no more tasks run at once than have that much."""
+    """How much of the host's memory a task may hold, with all that it starts: 12G, 900M. One that
+    takes more is killed and fails, and only as many tasks run at once as fit with that much."""
     keep_going: bool = False
     """Go on although the first tasks all fail in the same way."""
     name: str | None = None
@@ -244,20 +244,22 @@ class SearchOptions:
     choice(adam,sgd), with " if opt=sgd" behind it where it depends on another. May be given several
     times."""
     maximize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """A metric, of what tasks log or return, to make large. Given several times: a Pareto front."""
+    """A metric that tasks log or return, to be made large. With several metrics the search looks
+    for their Pareto front."""
     minimize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """A metric, of what tasks log or return, to make small."""
+    """A metric that tasks log or return, to be made small."""
     trials: int | None = None
     """How many settings are tried; each with every seed of --seeds."""
     sampler: Annotated[SamplerName, Flag(metavar="NAME")] = "random"
     """What chooses settings: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
     stop: Annotated[str, Flag(metavar="RULE[:OPTIONS]")] = "none"
-    """What ends bad trials early, by what they log: asha, asha-stop, hyperband, median or pbt, with
-    options such as asha:min=1,max=81,eta=3."""
+    """The rule that ends bad trials early, by what they log: asha, asha-stop, hyperband, median or
+    pbt, with options such as asha:min=1,max=81,eta=3."""
     tries: Annotated[tuple[str, ...], Flag(name="try", metavar="NAME=V,…")] = ()
     """A setting to try first, or a part of one. May be given several times."""
     constraint: Annotated[tuple[str, ...], Flag(metavar="METRIC<=V")] = ()
-    """A trial that breaks it is not among the best. May be given several times."""
+    """A limit for a metric: a trial that breaks it is not among the best. May be given several
+    times."""
     search_seed: int = 0
     """The seed of the search's own random draws."""
     search_time_s: Annotated[
@@ -380,7 +382,8 @@ class GangOptions(DeviceOptions, KeptOptions):
     """Run on these machines, reached by SSH, each a node: a rank on each GPU. HOST:0-3 chooses
     GPUs, HOST:cpu:4 ranks on its CPU; localhost is this machine. See docs/howto/hosts.md."""
     hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_LOCAL)] = None
-    """With --hosts: the Python there that has Muster, where it is not where it is here."""
+    """With --hosts: the Python of the hosts that has Muster, if its path differs from the one
+    here."""
     hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_LOCAL)] = ()
     """With --hosts: a line of bash that each host runs before Python is looked for, such as
     'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""

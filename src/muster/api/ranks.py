@@ -36,7 +36,9 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
         begun = folder.metrics.exists()
         raise UsageError(
             f"No rank of {folder.path} has printed anything.",
-            hint="muster.fit prints where it was called." if begun else "it has not begun.",
+            hint="muster.fit prints in the process that calls it."
+            if begun
+            else "it has not begun.",
         )
     if rank is None:
         chosen = failed_rank(folder)

@@ -80,8 +80,8 @@ def spec_of(
     )
     if (options.max_cost is None) != (options.price_per_gpu_hour is None):
         raise UsageError(
-            "--max-cost needs the price of an hour of a GPU, and the price a cost.",
-            hint="--max-cost 40 --price-per-gpu-hour 2.5, in the same money.",
+            "--max-cost and --price-per-gpu-hour need each other.",
+            hint="give both, in the same money, such as --max-cost 40 --price-per-gpu-hour 2.5.",
         )
     if spec.budget == Budget() and space.size is None:
         raise UsageError(

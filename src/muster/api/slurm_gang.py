@@ -110,7 +110,7 @@ def options_on_node(
     changed = [] if options.allow_changed_code else changed_files(read_run(folder).code, code)
     if changed:
         raise PlanMismatchError(
-            f"The code has changed since {folder.path} was handed in to SLURM: "
+            f"The code has changed since {folder.path} was submitted to SLURM: "
             f"{', '.join(changed[:8])}. The job would run another program.",
             hint=f"submit it again: {shlex.join(node.argv)}; with --allow-changed-code a job runs "
             "what it finds when it starts.",

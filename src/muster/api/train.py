@@ -210,7 +210,7 @@ def _until_it_ends(
                     raise
                 if not can_go_back:
                     audience.warn(
-                        f"{error}\nIt cannot have those of before back either. It has saved: "
+                        f"{error}\nIt cannot have its earlier devices back either. It has saved: "
                         f"muster resume {shell_word(folder.path)} goes on with it."
                     )
                     return dataclasses.replace(moved, is_moving=False)

@@ -98,7 +98,9 @@ def refuse_unknown_of_all(phases: Sequence[Phase], lines: Sequence[Line]) -> Non
     for one in (one for phase in phases for one in phase.settings if one.is_shared):
         if one.key not in names and one.key.removeprefix("no-") not in names:
             near = difflib.get_close_matches(one.key, names, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else "say it of the phase that it is for."
+            hint = (
+                f"did you mean {near[0]}?" if near else "move the key to the phase that it is for."
+            )
             raise UsageError(f"{one.origin}: no phase has {one.key}.", hint=hint)
 
 
@@ -117,7 +119,7 @@ def _head(phase: Phase) -> list[str]:
     if bool(said.target) == bool(phase.program):
         what = "is both a target and a program" if said.target else "is neither target nor program"
         raise UsageError(
-            f"{phase.origin}: there {what}.", hint='target = "train.py:run" says what is run.'
+            f"{phase.origin}: there {what}.", hint='say what is run, as target = "train.py:run".'
         )
     if (said.command == "run" and said.target) or (
         said.command in ("map", "train") and phase.program
@@ -162,7 +164,7 @@ def _refuse_moment(one: Setting, option: Option) -> None:
     if option.group == "options" and option.path[-1] == "run_dir":
         raise UsageError(
             f"{one.origin}: a phase has its folder in that of the experiment.",
-            hint="say run_dir of the whole file.",
+            hint="give run_dir to the whole file.",
         )
 
 

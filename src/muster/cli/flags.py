@@ -30,15 +30,16 @@ class SpaceFlags:
     list: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A .csv (with a header) or .jsonl file with one setting per line."""
     priority_column: Annotated[str, Flag(metavar="NAME")] = ""
-    """A column of --list that is no parameter: the rows with higher numbers begin first, 0 is that
-    of all others. Tasks that wait already keep theirs when the list is edited."""
+    """A column of --list that has priorities and is not a parameter: rows with higher numbers
+    begin first, and other tasks have 0. Tasks that wait already keep theirs when the list is
+    edited."""
     seeds: Annotated[str | None, Flag(metavar="N|3,5,8|10:20")] = None
     """How many (100), which (3,5,8; one: 3,) or from:to (10:20); each setting once per seed."""
     seed_offset: int = 0
     """Added to every seed."""
     from_wandb: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A sweep file of W&B: its parameters, metric, method, early_terminate, run_cap and, where no
-    target is given, its program become a search. Flags that are given as well go before it."""
+    target is given, its program become a search. Flags that are given as well override it."""
 
     def space(self) -> Space:
         return Space.from_texts(

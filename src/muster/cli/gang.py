@@ -202,7 +202,7 @@ def run_on_slurm(gang: SlurmGang, flags: Any) -> int:
         script = {"run_dir": path, "script": text}
         output.say_json(script) if flags.shown.json else output.say(text.rstrip("\n"))
         return EXIT_OK
-    flags.shown.refuse_detach("SLURM does the work", "--no-wait returns when the job is handed in.")
+    flags.shown.refuse_detach("SLURM does the work", "--no-wait returns once the job is submitted.")
     job = hand_in(gang)
     if job.aside is not None:
         say(f"the run so far is kept in {job.aside}")

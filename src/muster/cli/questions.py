@@ -170,7 +170,9 @@ def command_of(answers: Answers) -> Parsed:
     for name, answer in answers.items():
         for word in answer or ():
             if name != "args" and kind_of_word(word) != "value":
-                raise UsageError(f"--{name} {' '.join(answer or ())}: {word} is a flag, no answer.")
+                raise UsageError(
+                    f"--{name} {' '.join(answer or ())}: {word} is a flag, not an answer."
+                )
     (kind,), (target,) = answers["kind"] or ("",), answers["target"] or ("",)
     program = answers.get("args") or ()
     given = {name: words for name, words in answers.items() if name not in WORK}

@@ -141,8 +141,8 @@ def _named(word: str) -> Any:
     if not isinstance(found, tuple(_COMMANDS)):
         package = plugins("recipe")[word].package
         raise TargetError(
-            f"The recipe {word} of {package} is no recipe but of type {type(found).__name__}.",
-            hint="ask for a repair of the package that offers it.",
+            f"The recipe {word} of {package} is not a recipe but of type {type(found).__name__}.",
+            hint="ask the authors of that package to correct it.",
         )
     return found
 

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     what = _only(typed, *_WHAT)
     if not what.said:
         raise UsageError(
-            "Nothing says which tasks to add.",
+            "muster add needs to know which tasks to add.",
             hint="give --seeds, --grid, --zip or --list; `muster add --help` has examples.",
         )
     check_priority(typed.adding.priority)
@@ -163,8 +163,8 @@ def _check_lists(run: Run, earlier: Sequence[tuple[Addition, Parsed]]) -> None:
         path = addition.space.list
         if path in known and known[path] != _listed(addition):
             raise UsageError(
-                f"{path} has changed since its rows were added to {run.path}, and what is added "
-                "now would mean the new rows too.",
+                f"{path} has changed since its rows were added to {run.path}, so this command "
+                "would also add the new rows.",
                 hint="put it back as it was, or add them first: "
                 f"muster add {shell_word(run.path)} --list {shell_word(path)}",
             )
@@ -178,9 +178,9 @@ def _check_column(what: Parsed, columns: Collection[str]) -> None:
     flag, without = f"--priority-column {shell_word(named[0])}", "--priority-column ''"
     if len(columns) > 1:
         raise UsageError(
-            f"Some tasks of this run were listed with {flag} and others not, so nobody knows what "
-            f"holds for {path}.",
-            hint=f"write {flag}, or {without} where every column is a parameter.",
+            f"Some lists of this run were given with {flag} and others without it, so it is not "
+            f"known which holds for {path}.",
+            hint=f"write {flag}, or {without} if every column is a parameter.",
         )
     if named[0] not in read_list(path, None).names:
         raise UsageError(
@@ -273,7 +273,7 @@ def _show(run: Run, found: Beside, shown: ShownFlags) -> None:
     output.say(f"folder   {run.path}")
     if found.new:
         output.say(f"new      {count(len(found.new), 'task')}, the first: {'; '.join(first)}")
-    output.say(f"there    {found.num_known:,} of those that are asked for")
+    output.say(f"there    {found.num_known:,} of these tasks are in the run already")
     who = f"process {holder(run.folder)}, which works on it" if is_at_work else "this command"
     output.say(f"done by  {who}")
     output.say("Nothing was added (--dry-run).")

@@ -63,13 +63,13 @@ def main(argv: list[str]) -> int:
     else:
         output.say(f"{run.folder.name}: cancelled what had not ended")
     if array is not None and array.num_queued and not flags.json:
-        output.say("  those in the queue are SLURM's: end them with scancel")
+        output.say("  elements that wait in SLURM's queue are not reached: end them with scancel")
     return 0
 
 
 _OF_CANCELLED = {
     "cancelled": "cancelled",
-    "told": "told to end; it is cancelled as soon as it has",
+    "told": "told to end; it is cancelled as soon as it has ended",
     "together": "goes on: it runs in one call with others, and cannot be ended without them",
 }
 

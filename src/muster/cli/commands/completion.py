@@ -63,7 +63,7 @@ class _Completion:
     shell: Annotated[Literal["bash", "zsh", "fish"], Flag(is_positional=True)]
     """bash, zsh or fish."""
     line: Annotated[str | None, Flag(metavar="TEXT")] = None
-    """The line as it is typed so far: print what may come next. Shells give it."""
+    """The line that is typed so far: print what may come next. The shell gives this flag."""
 
 
 class Candidate(NamedTuple):

@@ -34,15 +34,15 @@ class _Flags(JsonFlags):
     run: Annotated[str, Flag(is_positional=True, metavar="[RUN]")] = ""
     """A run's folder, or its name below ./runs: show the devices that it has."""
     release: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
-    """The run gives back so many GPUs or CPU workers, after the task in hand; a training saves and
+    """Give back this many GPUs or CPU workers, each after its current task; a training saves and
     goes on with the others."""
     add: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
-    """It takes so many more, which have to be free."""
+    """Take this many more GPUs or CPU workers, which must be free."""
     only: Annotated[str | None, Flag(metavar="0,3|cpu:N", chooses="what changes")] = None
-    """It goes on with exactly these."""
+    """Go on with exactly these."""
     now: bool = False
-    """A task whose device is given back need not end, only reach its next checkpoint; it goes on
-    elsewhere. A program is told by SIGTERM."""
+    """Do not wait until a task on a device that is given back ends, only until its next
+    checkpoint; it goes on elsewhere. A program is told by SIGTERM."""
 
 
 _HELP = """List the GPUs of this machine that a program sees, and who uses them, or change the
@@ -272,5 +272,5 @@ def _warning(folder: Any) -> str:
         return ""
     return (
         f"{folder} belongs to {user_name(owner)}, who can remove what others have in it. On a "
-        f"machine that several people share it is root's: chown root {folder}"
+        f"machine that several people share it should be root's: chown root {folder}"
     )

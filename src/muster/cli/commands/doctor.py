@@ -64,7 +64,7 @@ class _Doctor(JsonFlags):
     """Show also how much memory of each device the training of this takes, by part (exit code 1
     where it does not fit): params=7e9, hf:config.json, or a task, which is run for some steps."""
     quiet: bool = False
-    """Show only what is not in order."""
+    """Leave out the checks that found nothing wrong."""
 
 
 _GROUPS = {

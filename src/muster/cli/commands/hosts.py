@@ -33,11 +33,11 @@ class _Flags(JsonFlags):
     """Which hosts."""
 
     what: Annotated[str, Flag(is_positional=True, metavar="check")] = ""
-    """What to do with them: check."""
+    """What to do with the hosts: check."""
     hosts: Annotated[str, Flag(is_positional=True, metavar="HOSTS")] = ""
     """a,b:0-3 or @FILE, as for --hosts: names that ssh knows, also from ~/.ssh/config."""
     hosts_python: Annotated[str | None, Flag(metavar="PATH")] = None
-    """The Python there that has Muster, where it is not where it is here."""
+    """The Python of the hosts that has Muster, if its path differs from the one here."""
     setup: Annotated[tuple[str, ...], Flag(metavar="LINE")] = ()
     """A line of bash that each host runs before Python is looked for. May be given several
     times."""
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     flags = parse(_Flags, argv, "hosts", _HELP)
     if flags.what != "check" or not flags.hosts:
         raise UsageError(
-            "muster hosts does one thing, and needs to know of which hosts.",
+            "muster hosts needs the word check and the names of hosts.",
             hint="write muster hosts check a,b",
         )
     hosts = parse_hosts(flags.hosts)

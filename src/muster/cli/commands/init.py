@@ -90,7 +90,7 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
     except UnicodeEncodeError:
         path.unlink()
-        raise UsageError(f"{path}: a word of the command is no UTF-8, as TOML is.") from None
+        raise UsageError(f"{path}: a word of the command is not UTF-8, as TOML must be.") from None
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
 

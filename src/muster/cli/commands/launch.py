@@ -140,14 +140,15 @@ class Flags:
     def ask(self, question: Question, check: Check) -> str:
         if question.default is None:
             raise UsageError(
-                f"--{question.name} is missing, and this is no terminal to ask in.",
+                f"--{question.name} is missing, and there is no terminal to ask in.",
                 hint=question.text,
             )
         return question.default
 
     def confirm(self, text: str) -> bool:
         raise UsageError(
-            f"{text} This is no terminal to ask in.", hint="add --yes to run it or --print to not."
+            f"{text} There is no terminal to ask in.",
+            hint="add --yes to run the command, or --print to only print it.",
         )
 
 

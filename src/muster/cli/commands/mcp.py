@@ -190,7 +190,7 @@ ACTIONS = (start, cancel, retry, resume, change_devices)
 def _name(text: str) -> str:
     """A name is never a flag."""
     if not text or kind_of_word(text) != "value":
-        raise ValueError(f"{text!r} is no name.")
+        raise ValueError(f"{text!r} is not a name.")
     return text
 
 

@@ -115,9 +115,9 @@ class _Web:
     roots: Annotated[tuple[Path, ...], Flag(is_positional=True, metavar="[ROOT…]")] = ()
     """Folders that hold runs, or run folders; ./runs where none is named."""
     port: Annotated[int, Flag(metavar="N")] = 0
-    """The port of this machine alone; 0: a free one."""
+    """Listen at this port, for this machine alone; 0: a free one."""
     socket: Annotated[Path | None, Flag(metavar="PATH")] = None
-    """Listen at this socket file, which only you may use, and at no port."""
+    """Listen at this socket file, which only you may use, instead of a port."""
     allow_actions: bool = False
     """Also let the pages cancel and retry runs."""
     open: bool = False
@@ -178,7 +178,7 @@ def _export(roots: Sequence[Path], flags: _Web, target: Path) -> int:
                       flags.open)  # fmt: skip
     if any(about_a_server):
         raise UsageError(
-            "--export starts no server.", hint="leave out what is said about one, such as --port."
+            "--export starts no server.", hint="leave out the options of a server, such as --port."
         )
     from muster.web.export import export
 

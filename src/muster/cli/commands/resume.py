@@ -52,9 +52,10 @@ class _JobFlags:
     """What a job of SLURM says."""
 
     element: int | None = None
-    """Run this element of an array; its job has this flag."""
+    """Run this element of an array; the batch script of the array gives this flag."""
     of_script: Annotated[str, Flag(metavar="DIGEST")] = ""
-    """What the script was made for that says this: it starts nothing else."""
+    """A digest of the command that a batch script was made for: the script refuses to start
+    another. Batch scripts give this flag."""
 
 
 _RESUME = """Continue a run where it stopped; failed tasks stay failed.
@@ -142,7 +143,7 @@ def _resume_other(run: Run, extra: list[str]) -> int:
             raise UsageError(
                 f"--node-rank is for a job or a run on several nodes, and {run.path} was last "
                 f"started by: {shlex.join(stored.argv)}",
-                hint="hand the job in again.",
+                hint="submit the job again, with its own command.",
             )
     if stored.is_program:
         raise _cannot_go_on(run)
@@ -155,9 +156,9 @@ def _check_script(folder: RunFolder, of: str, digest: str, argv: Sequence[str]) 
     """UsageError where a script was made for another command than the record has."""
     if of and of != digest:
         raise UsageError(
-            f"This script was made for another run than {folder.path} holds now, which was begun "
+            f"This script was made for another run than {folder.path} now holds, which was begun "
             f"by: {shlex.join(argv)}",
-            hint="`muster slurm-script --output FILE …` writes a script and what it runs.",
+            hint="write a new script with `muster slurm-script --output FILE …`.",
         )
 
 

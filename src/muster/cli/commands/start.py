@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     )
     go_to(str(folder))
     if Path.cwd() != before:
-        output.remark(f"Paths begin in {Path.cwd()}, where {parsed.start.file} says.")
+        output.remark(f"Paths begin in {Path.cwd()}, as {parsed.start.file} says.")
     return start(experiment, parsed)
 
 
@@ -273,7 +273,8 @@ class _Going:
             path = self._path(phase, one)
             if not path.exists():
                 raise UsageError(
-                    f"it requires {path}, which is not there.", hint=f"{phase.origin} says so."
+                    f"it requires {path}, which is not there.",
+                    hint=f"put the file there, or correct {phase.origin}.",
                 )
 
     def _missing_product(self, phase: Phase) -> str:
@@ -283,7 +284,7 @@ class _Going:
                 folder = self._folder.phase(phase.name).path
                 again = f"mv {shell_word(folder)} {shlex.quote(f'{folder}.before')}"
                 return (
-                    f"it is done, and has not produced {name}: there is no {path}.\n"
+                    f"it is done, but has not produced {name}: there is no {path}.\n"
                     f"Hint: put the file there, or do {phase.name} anew: {again}, then start again."
                 )
         return ""
