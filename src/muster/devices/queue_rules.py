@@ -86,11 +86,11 @@ def _check_owner(path: Path, about: os.stat_result) -> None:
         return
     for what, one in (("it", about), (f"its folder {path.parent}", path.parent.stat())):
         if one.st_uid != 0:
-            raise _wrong(path, f"is not kept: {what} belongs to user {one.st_uid}")
+            raise _wrong(path, f"is not trusted: {what} belongs to user {one.st_uid}")
         if one.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise _wrong(path, f"is not kept: others than root may write to {what}")
+            raise _wrong(path, f"is not trusted: others than root may write to {what}")
     if not stat.S_ISREG(about.st_mode):
-        raise _wrong(path, "is no regular file")
+        raise _wrong(path, "is not a regular file")
 
 
 def _wrong(path: Path, what: str) -> SetupError:
@@ -161,7 +161,7 @@ def _reservation(text: Mapping[str, Any]) -> Reservation:
 
 def _check_names(text: Any, known: set[str], where: str) -> None:
     if not isinstance(text, dict):
-        raise ValueError(f"{where} is no table")
+        raise ValueError(f"{where} is not a table")
     if unknown := sorted(text.keys() - known):
         raise ValueError(
             f"{unknown[0]} in {where} is unknown; known are {', '.join(sorted(known))}"

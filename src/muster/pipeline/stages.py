@@ -181,8 +181,9 @@ def _check_stage(stage: Any, name: str) -> None:
     is_class = isinstance(stage, type) or not callable(stage)
     if is_class and not (hasattr(kind, "process") or hasattr(kind, "process_one")):
         raise TargetError(
-            f"{name} is no stage: the class {kind.__name__} has neither process nor process_one.",
+            f"{name} is not a stage: the class {kind.__name__} has neither process nor "
+            "process_one.",
             hint="write def process(self, batch): return [… one entry per record …].",
         )
     if not is_class and not callable(stage):
-        raise TargetError(f"{name} is no stage: {type(stage).__name__} cannot be called.")
+        raise TargetError(f"{name} is not a stage: {type(stage).__name__} cannot be called.")

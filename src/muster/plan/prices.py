@@ -202,7 +202,7 @@ def _price_list(record: Mapping[str, Any], where: str, origin: Origin) -> PriceL
 def _amount(record: Mapping[str, Any], key: str, place: str) -> float:
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise _WrongPriceError(f"{key} of {place} is {value!r}, which is no amount of money")
+        raise _WrongPriceError(f"{key} of {place} is {value!r}, which is not an amount of money")
     return float(value)
 
 

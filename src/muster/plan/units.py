@@ -49,7 +49,7 @@ class Quantity(ABC):
             return dataclasses.replace(self, value=self.value * other)
         made = _PRODUCTS.get((type(self), type(other)))
         if made is None:
-            raise TypeError(f"{_kind(self)} times {_kind(other)} is no quantity known here")
+            raise TypeError(f"{_kind(self)} times {_kind(other)} is not a quantity known here")
         return made(self.value * other.value)
 
     def _divided_by(self, other: Any) -> Any:
@@ -60,7 +60,7 @@ class Quantity(ABC):
             return self.value / other.value
         made = _QUOTIENTS.get((type(self), type(other)))
         if made is None:
-            raise TypeError(f"{_kind(self)} divided by {_kind(other)} is no quantity known here")
+            raise TypeError(f"{_kind(self)} divided by {_kind(other)} is not a quantity known here")
         return made(self.value / other.value)
 
     def _must_match(self, other: object, verb: str) -> None:

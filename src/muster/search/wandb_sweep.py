@@ -270,6 +270,6 @@ def _exp(name: str, power: float) -> float:
         return math.exp(power)
     except OverflowError:
         raise UsageError(
-            f"Parameter {name} goes up to e to the power of {power:g}, which is no float.",
+            f"Parameter {name} goes up to e to the power of {power:g}, more than a float holds.",
             hint="log_uniform_values takes min and max as they are.",
         ) from None

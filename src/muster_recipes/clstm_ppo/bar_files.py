@@ -65,7 +65,7 @@ def read_bars(path: Path) -> Bars:
         )
     if not path.is_file():
         raise UsageError(
-            f"{path} {'is no file' if path.exists() else 'does not exist'}.",
+            f"{path} {'is not a file' if path.exists() else 'does not exist'}.",
             hint="--data names one file of bars; without it a market is simulated.",
         )
     try:
@@ -97,7 +97,7 @@ def _read_csv(path: Path) -> _Table:
                     lines.append(reader.line_num)
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is no text in UTF-8 (byte {error.start}: {error.reason}).",
+            f"{path} is not text in UTF-8 (byte {error.start}: {error.reason}).",
             hint="save it as a CSV file in UTF-8.",
         ) from None
     except csv.Error as error:

@@ -115,7 +115,7 @@ class ClstmPpoConfig:
             )
         if not data.is_file():
             raise UsageError(
-                f"--data {data} {'is no file' if data.exists() else 'does not exist'}.",
+                f"--data {data} {'is not a file' if data.exists() else 'does not exist'}.",
                 hint="--data names one file of bars; without it a market is simulated.",
             )
 

@@ -75,7 +75,7 @@ class ClstmPpoTask(AgentTask):
     def remarks(self) -> list[str]:
         market = self.market
         starts = ", ".join(f"{split} {len(bars):,}" for split, bars in market.starts.items())
-        costs = "on" if self.config.costs else "OFF: these are no trading results"
+        costs = "on" if self.config.costs else "OFF: these are not trading results"
         return [
             *(f"market     {sentence}" for sentence in self._remarks),
             f"episodes   {episode_bars(market, self.config)} bars; possible starts: {starts}",

@@ -69,7 +69,8 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     if data[:4] != magic:
         raise UsageError(
             f"{path} begins with {data[:4].hex(' ') or 'nothing'} instead of {magic.hex(' ')}: it "
-            f"is no IDX file of unsigned bytes with {num_dims} dimension{'s' * (num_dims > 1)}.",
+            "is not an IDX file of unsigned bytes with "
+            f"{num_dims} dimension{'s' * (num_dims > 1)}.",
             hint="a file saved under the wrong name, or a web page in its place?",
         )
     if len(data) < start:

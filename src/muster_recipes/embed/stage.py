@@ -84,7 +84,7 @@ class Embed:
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and is rejected
                 vectors = np.array(found, dtype=np.float32, order="C")
         except (TypeError, ValueError) as error:
-            raise self._wrong(f"a {type(found).__name__} that is no array ({error})") from error
+            raise self._wrong(f"a {type(found).__name__} that is not an array ({error})") from error
         is_table = vectors.ndim == 2 and len(vectors) == len(texts) and vectors.shape[1] > 0
         if not is_table or self._num_dimensions not in (0, vectors.shape[1]):
             raise self._wrong(

@@ -86,7 +86,7 @@ def _check_encoder(path: Path | None) -> None:
             hint="--encoder-path is the Hugging Face folder of a ViT.",
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path / 'config.json'} does not say its model_type.") from None
+        raise UsageError(f"{path / 'config.json'} has no model_type.") from None
     if kind != "vit":
         raise UsageError(f"--encoder-path {path} holds a model of type {kind!r}, not 'vit'.")
 

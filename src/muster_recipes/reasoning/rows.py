@@ -61,7 +61,7 @@ def _asdiv(row: Row) -> tuple[str, str | None]:
 def _aqua(row: Row) -> tuple[str, str | None]:
     options = row.get("options")
     if not isinstance(options, list | tuple):
-        raise Reject(f"the column 'options' is no list but {type(options).__name__}")
+        raise Reject(f"the column 'options' is not a list but {type(options).__name__}")
     found = [_AQUA_CHOICE.fullmatch(str(option)) for option in options]
     choices = {m.group(1).upper(): _one_line(m.group(2)) for m in found if m is not None}
     return with_choices(_text(row, "question"), choices), _text(row, "correct").strip().upper()

@@ -257,7 +257,7 @@ def _bounds(env: Mapping[str, str]) -> str | None:
     if values.get("LOCAL_WORLD_SIZE", 0) > values.get("WORLD_SIZE", 1 << 30):
         return "LOCAL_WORLD_SIZE is above WORLD_SIZE"
     if not 0 < values.get("MASTER_PORT", 1) < 1 << 16:
-        return f"MASTER_PORT={values['MASTER_PORT']} is no port"
+        return f"MASTER_PORT={values['MASTER_PORT']} is not a port"
     return None
 
 

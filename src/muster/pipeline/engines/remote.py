@@ -168,7 +168,7 @@ def _of_chat(message: Mapping[str, Any]) -> str:
     """Some servers take the thinking out of the text; it is put back between its marks."""
     text = message.get("content") or ""
     if not isinstance(text, str):
-        raise TypeError("content is no text")
+        raise TypeError("content is not text")
     thinking = message.get("reasoning_content") or message.get("reasoning")
     return f"<think>\n{thinking}\n</think>\n\n{text}" if isinstance(thinking, str) else text
 

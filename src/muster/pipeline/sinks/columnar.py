@@ -193,7 +193,7 @@ def declared_type(column: str, text: str, seen: Seen | None) -> Any:
     match = _DECLARED.fullmatch(text.strip())
     if match is None or match["item"] not in _SCALARS:
         raise UsageError(
-            f"The column {column!r} is declared as {text!r}, which is no type.",
+            f"The column {column!r} is declared as {text!r}, which is not a type.",
             hint=f"write one of {', '.join(sorted(_SCALARS))}, with [] for a list and [384] for "
             "one of fixed length.",
         )
@@ -260,15 +260,15 @@ def _check_kinds(values: list[Any], kind: Any) -> None:
     kinds = set(map(type, values))
     if _is_list(kind):
         if not kinds <= {list, type(None)}:
-            raise ValueError("it is no list")
+            raise ValueError("it is not a list")
         _check_kinds([v for items in values if items is not None for v in items], kind.value_type)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         if bool in kinds:
-            raise ValueError("it is no number")
+            raise ValueError("it is not a number")
         if float in kinds and pa.types.is_integer(kind):
             for value in values:
                 if type(value) is float and not value.is_integer():
-                    raise ValueError("it is no whole number")
+                    raise ValueError("it is not a whole number")
 
 
 def _is_list(kind: Any) -> bool:

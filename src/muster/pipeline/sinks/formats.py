@@ -72,7 +72,7 @@ def spec_of(text: str, format: str | None = None) -> SinkSpec:
     found = _FORMATS.get(path.suffix.lower())
     if found is None:
         raise UsageError(
-            f"Cannot write {text}: {path.suffix!r} is no format of an output.",
+            f"Cannot write {text}: {path.suffix!r} is not a format of an output.",
             hint="end it with .jsonl, .parquet or .csv, or with a slash for a folder of parts.",
         )
     if asked is not None and asked != found:

@@ -187,7 +187,7 @@ def _record(part: Part, line: bytes, number: int) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise _damaged(part, part.rows, f"line {number} is not JSON ({error})") from None
     if not isinstance(record, dict):
-        raise _damaged(part, part.rows, f"line {number} is no record but {line[:40]!r}")
+        raise _damaged(part, part.rows, f"line {number} is not a record but {line[:40]!r}")
     return record
 
 

@@ -124,7 +124,7 @@ class Seen:
         if None in self.zones and len(self.zones) > 1:
             return "times with and without a time zone"
         if self.is_odd or sum(self.digits) > _MAX_DIGITS:
-            return f"decimals that are no numbers or have more than {_MAX_DIGITS} digits"
+            return f"decimals that are not numbers or have more than {_MAX_DIGITS} digits"
         if depth == _MAX_DEPTH:
             return f"values nested more than {_MAX_DEPTH} deep"
         if self.item is not None:

@@ -108,12 +108,14 @@ def _parse(text: str, reads_numbers: bool) -> Condition:
     hint = 'write level>=3, source == "olympiads" or split in train,test.'
     form = _FORM.fullmatch(text)
     if form is None:
-        raise UsageError(f"Cannot read the condition {text!r}: it has no == != < <= > >= in.",
-                         hint=hint)  # fmt: skip
+        raise UsageError(
+            f"Cannot read the condition {text!r}: it has none of ==, !=, <, <=, >, >= and in.",
+            hint=hint,
+        )
     column, op, rest = form[1], form[2], form[3].strip()
     parts = _items(rest) if op == "in" else [rest]
     if not all(parts) or not parts:
-        raise UsageError(f"Cannot read the condition {text!r}: {rest!r} is no value.", hint=hint)
+        raise UsageError(f"Cannot read the condition {text!r}: {rest!r} is not a value.", hint=hint)
     values = tuple(_value(part) for part in parts)
     if op in ("<", "<=", ">", ">=") and rest.startswith("="):
         raise UsageError(f"Cannot read the condition {text!r}.", hint=hint)

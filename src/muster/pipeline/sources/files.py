@@ -149,7 +149,7 @@ def check_start(path: Path, name: str, kind: str) -> None:
     is_what = next((what for magic, what in _MAGIC.items() if start.startswith(magic)), "")
     if kind == "parquet":
         if is_what != "Parquet":
-            raise UsageError(f"{name} is no Parquet file: it does not begin with PAR1.")
+            raise UsageError(f"{name} is not a Parquet file: it does not begin with PAR1.")
         return
     if is_what == "UTF-16":
         raise UsageError(
@@ -333,7 +333,8 @@ def json_line(record: Any, what: str) -> bytes:
 
     if not isinstance(record, Mapping):
         raise UsageError(
-            f"{what} is no record: {type(record).__name__}.", hint="give dictionaries."
+            f"{what} is not a record but of type {type(record).__name__}.",
+            hint="give dictionaries.",
         )
     try:
         flags = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
