@@ -248,8 +248,8 @@ def test_a_priority_that_no_ledger_holds_is_refused(
     words = ("add", "r", "--seeds", "3", f"--priority={priority}")
     for more in ((), ("--dry-run",)):
         refused = muster_main(*words, *more)
-        assert (refused.returncode, "is no priority" in refused.stderr) == (2, True), refused
-    with pytest.raises(UsageError, match="is no priority"):
+        assert (refused.returncode, "is not a priority" in refused.stderr) == (2, True), refused
+    with pytest.raises(UsageError, match="is not a priority"):
         Run(place / "r").add(rows=[{"x": 9}], priority=int(priority))
     assert settings(place) == FIRST
 
@@ -257,7 +257,7 @@ def test_a_priority_that_no_ledger_holds_is_refused(
 # ---------------------------------------------------------------------- what is refused
 
 REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "nothing": (BEGUN, (), "Nothing says which tasks to add"),
+    "nothing": (BEGUN, (), "muster add needs to know which tasks to add"),
     "an unknown parameter": (BEGUN, ("--grid", "z=1"), "z"),
     "no number": (BEGUN, ("--grid", "x=two"), "two"),
     "to begin anew": (BEGUN, ("--seeds", "3", "--restart"), "no flag --restart"),

@@ -696,7 +696,7 @@ LOGS: tuple[tuple[str, tuple[str, ...], int, tuple[str, ...]], ...] = (
     ("run", (), 0, ("--- rank 0", "hello from 0")),
     ("run", ("1",), 0, ("--- rank 1", "hello from 1")),
     ("run", ("7",), 2, ("There is no rank",)),
-    ("fit", ("0",), 2, ("No rank of runs/fit has printed anything", "muster.fit prints where")),
+    ("fit", ("0",), 2, ("No rank of runs/fit has printed anything", "muster.fit prints in")),
     ("agent", (), 2, ("No rank of runs/agent has printed anything",)),
 )  # fmt: skip
 

@@ -170,7 +170,7 @@ grid.teacher = ["${{other.model}}"]
     done = muster_cli("start", "e.toml")
     assert done.returncode == 1
     assert "after_bad: not begun, because bad is not done" in done.stdout
-    assert "other: it is done, and has not produced model: there is no model.txt" in done.stderr
+    assert "other: it is done, but has not produced model: there is no model.txt" in done.stderr
     assert "last: not begun, because other is not done" in done.stdout
     assert states(place, muster_main) == {
         "bad": "failed", "after_bad": "waits", "other": "failed", "last": "waits",
@@ -313,7 +313,7 @@ grid.teacher = ["work.py"]
         ('[phase.a]\ncommand="sweep"\ntarget="work.py:run"\nrun_dir="x"', "has its folder in"),
         ('[phase.a]\ncommand="sweeep"\ntarget="work.py:run"', "e.toml:2: command is 'sweeep'"),
         ('[phase.a]\ntarget="work.py:run"', "command"),
-        ('[phase."a/b"]\ncommand="sweep"\ntarget="work.py:run"', "is no name of a phase"),
+        ('[phase."a/b"]\ncommand="sweep"\ntarget="work.py:run"', "cannot be the name of a phase"),
         ('[phase]\na = 3', "phase a has to be a table"),
         ('phase = 3', "phase is 3"),
         ('command="sweep"\n[phase.a]\ncommand="sweep"\ntarget="work.py:run"', "which has phases"),

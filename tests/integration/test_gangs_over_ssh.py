@@ -54,7 +54,7 @@ def hosts(ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch) -> SshHosts:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--hosts", "a;id"), 2, "is no name of a host"),
+        (("--hosts", "a;id"), 2, "is not the name of a host"),
         (("--hosts", "a,b", "--on", "slurm"), 2, "no effect with --on slurm"),
         (("--hosts", "a,b", "--nodes", "2"), 2, "--nodes is for starting each by hand"),
         (("--hosts", "a,b", "--devices", "cpu:2"), 2, "--devices and --hosts each choose"),
@@ -66,7 +66,7 @@ def hosts(ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch) -> SshHosts:
         (("--hosts", "a", "--setup", "echo no; false"), 3, "--setup has failed"),
         (("--hosts", "a,b", "--strategy", "dp"), 2, "--strategy dp is one process"),
         (("--hosts", "nowhere.invalid"), 3, "Cannot reach nowhere.invalid"),
-        (("--hosts", "a,c"), 2, "a would have no GPU"),
+        (("--hosts", "a,c"), 2, "a would work without a GPU"),
         (("--hosts", "c:0-2"), 3, "no GPU 2"),
     ],
 )

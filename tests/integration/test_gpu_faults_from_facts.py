@@ -159,7 +159,7 @@ def test_the_only_gpu_that_every_record_breaks_ends_the_run_and_rejects_none(
     flags += ["--devices", "1", "--chunk-rows", "40", "--run-dir", "r"]
     done = muster_cli("map", "pretend_gpu.py:BrokenForGood", *flags)
     assert done.returncode == 3, done.stdout + done.stderr
-    said = "cuda:0: 8 GPU contexts in a row broke on it, and nothing was done between; the last: "
+    said = "cuda:0: 8 GPU contexts in a row broke on it without a finished task between them; the "
     assert said in " ".join((host / "r/events.jsonl").read_text().split())
     assert "8 GPU contexts in a row broke" in done.stderr and "is saved" in done.stderr
     (host / "repaired").touch()

@@ -104,7 +104,7 @@ def test_what_keeps_a_host_from_being_used_is_told(
         ((), "write muster hosts check a,b"),
         (("start", "a"), "write muster hosts check a,b"),
         (("check",), "write muster hosts check a,b"),
-        (("check", "a;id"), "is no name of a host"),
+        (("check", "a;id"), "is not the name of a host"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(

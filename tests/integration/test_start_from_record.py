@@ -48,7 +48,7 @@ def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
     (tmp_path / "helper.py").write_text("k = 2\n")
     refused = muster_cli("resume", "run", "--node-rank", "0")
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert "has changed since" in refused.stderr and "handed in to SLURM: helper.py" in (
+    assert "has changed since" in refused.stderr and "submitted to SLURM: helper.py" in (
         refused.stderr
     )
     assert not (tmp_path / "run" / "events.jsonl").exists(), "it has not begun"

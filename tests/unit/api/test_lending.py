@@ -229,7 +229,7 @@ def test_cpu_workers_have_numbers(settings: Settings, tmp_path: Path) -> None:
     assert run_labels(run.ask(add=2))[2] == ["cpu:1", "cpu:2"]
     assert run_labels(run.ask(only="cpu:6"))[0] == [f"cpu:{i}" for i in (0, 3, 1, 2, 4, 5)]
     assert "there is no CPU worker 99" in run.ask(only="99")["refused"]
-    assert "no choice of CPU workers" in run.ask(only="GPU-8")["refused"]
+    assert "does not choose CPU workers" in run.ask(only="GPU-8")["refused"]
     run.begin()
     assert run.labels == [f"cpu:{i}" for i in range(6)]
 

@@ -227,12 +227,12 @@ REFUSED = {
     "an open token": (f"webhook:https://host/x,token={TOKEN}", "does not belong on a command line"),
     "a token in a command": (f"command:curl --token {TOKEN} x", "does not belong on a command"),
     "plain http": ("webhook:http://example.org/x", "http is read by everyone"),
-    "a file": ("webhook:ftp://host/x", "this is no address"),
-    "no host": ("ntfy:https:///x", "this is no address"),
-    "a line break": ("webhook:https://host/x\r\nX: y", "this is no address"),
-    "no command": ("command:", "this is no command"),
-    "a flag for an address": ("mail:-oQ/tmp@x", "this is no address"),
-    "two addresses": ("mail:a@b,c@d", "this is no address"),
+    "a file": ("webhook:ftp://host/x", "this is not an address"),
+    "no host": ("ntfy:https:///x", "this is not an address"),
+    "a line break": ("webhook:https://host/x\r\nX: y", "this is not an address"),
+    "no command": ("command:", "this is not a command"),
+    "a flag for an address": ("mail:-oQ/tmp@x", "this is not an address"),
+    "two addresses": ("mail:a@b,c@d", "this is not an address"),
 }
 
 

@@ -189,7 +189,7 @@ def test_a_node_runs_what_was_handed_in_or_says_what_has_changed(
     assert (found.num_nodes, found.node_rank, found.master_port) == (2, 1, 29400)
     assert found.slurm is None and not found.restart
     changed = {**submitted, "u.py": "three"}
-    with pytest.raises(PlanMismatchError, match=r"was handed in to SLURM: u\.py\. The job") as told:
+    with pytest.raises(PlanMismatchError, match=r"was submitted to SLURM: u\.py\. The job") as told:
         options_on_node(node, folder, options, changed)
     assert "submit it again: muster train har --on slurm" in str(told.value)
     allowed = GangOptions(slurm=JobRequest(num_nodes=2), allow_changed_code=True)

@@ -167,7 +167,7 @@ STALE = (
         (["import torch\nbig = torch.zeros(20000)", "def f():\n    return big\n"],
          "big, which is a large tensor: 20,000 numbers"),
         (["import torch\ngpu = torch.zeros(2, device='meta')", "def f():\n    return gpu\n"],
-         "gpu, which is a tensor on meta, where this process is and no worker"),
+         "gpu, which is a tensor on meta, in the memory of this process alone"),
         (["import numpy\nbig = numpy.zeros(20000)", "def f():\n    return big\n"],
          "big, which is a large array: 20,000 numbers"),
         (["text = 'x' * 2_000_000", "def f():\n    return text\n"], "text, which is large"),

@@ -116,14 +116,14 @@ def test_origins(work: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyP
         ("run_dir = 3", "e.toml:3: run_dir is 3"),
         ("quiet = true", "e.toml:3: quiet is for one start"),
         ("restart = true", "e.toml:3: restart is for one start"),
-        ("run-dir = 'a'\nrun_dir = 'b'", "run_dir is said a second time"),
-        ("per_gpu = 1\nper-gpu = 2", "e.toml:4: per-gpu is said a second time; first at e.toml:3"),
+        ("run-dir = 'a'\nrun_dir = 'b'", "run_dir is given a second time"),
+        ("per_gpu = 1\nper-gpu = 2", "e.toml:4: per-gpu is given a second time; first at e.toml:3"),
         ("devices = 'cpu'\ngpus = 2", "gpus says the same as devices at e.toml:3"),
         ("retries = -1", "e.toml:3: --retries -1 is too small"),
         ("gpu_ids = '0'\ndevices = 'cpu'", "each choose the devices"),
         ("comand = 'map'", "did you mean command?"),
         ("after = ['x']", "e.toml:3: muster sweep work.py:run has no after"),
-        ("name = '../x'", "is no name of a folder"),
+        ("name = '../x'", "cannot be the name of a folder"),
         ("retries = ", "e.toml:3 is not TOML"),
         ("name = '${env.MY_API_KEY}'\n", ""),
         ("python = '${env.MY_API_KEY}'", "looks like a secret"),
@@ -147,7 +147,7 @@ def test_what_is_refused_names_the_line(
     ("words", "says"),
     [
         (["nothing.toml"], "Cannot read nothing.toml: No such file"),
-        (["work.py"], "no experiment file"),
+        (["work.py"], "not an experiment file"),
         (["e.toml", "--set", "retries"], "write a.b=value"),
         (["e.toml", "--set", "target.x=1"], "target is a value"),
         (["e.toml", "--set", "retris=1"], "--set: muster sweep work.py:run has no retris"),
@@ -173,7 +173,7 @@ def test_a_key_said_twice_in_yaml(work: Path, muster_main: MusterCli) -> None:
     """PyYAML takes the last without a word."""
     (work / "e.yaml").write_text(f"{YAML}retries: 3\n")
     done = muster_main("start", "e.yaml", "--dry-run")
-    assert done.returncode == 2 and "e.yaml:13: retries is said a second time" in done.stderr
+    assert done.returncode == 2 and "e.yaml:13: retries is given a second time" in done.stderr
 
 
 def test_numbers_in_yaml_are_those_that_one_sees(work: Path) -> None:

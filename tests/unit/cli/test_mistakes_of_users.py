@@ -192,7 +192,7 @@ def test_a_file_is_no_folder_of_runs(here: Path, capsys: pytest.CaptureFixture[s
         ),
         (
             "def columns(self): return {'x': 'float99'}",
-            "The column 'x' is declared as 'float99', which is no type.",
+            "The column 'x' is declared as 'float99', which is not a type.",
         ),
         ("def columns(self): return {'x': float}", "is declared as"),
         ("def columns(self): return ['x']", "columns() of Mine gave list, not a dict"),

@@ -132,7 +132,7 @@ def test_a_package_offers_recipes_by_entry_points(
         assert broken.returncode == 2
         assert "The recipe broken of own-recipes cannot be loaded" in broken.stderr
         none = muster_main("sweep", "none").stderr
-        assert "The recipe none of own-recipes is no recipe but of type function" in none
+        assert "The recipe none of own-recipes is not a recipe but of type function" in none
         assert "is a recipe of `muster train`" in muster_main("sweep", "digits").stderr
         assert isinstance(train_recipe("digits"), TrainRecipe)
         far = " ".join(muster_main("sweep", "elsewhere").stderr.split())

@@ -28,10 +28,13 @@ REFUSED = {
     "no space": (["f.py:f", *GOAL, "--trials", "3"], "The search has no space"),
     "no goal": (["f.py:f", *SPACE, "--trials", "3"], "The search has no goal"),
     "no end": (["f.py:f", *SPACE, *GOAL], "The search has no end"),
-    "no price": (["f.py:f", *SPACE, *GOAL, "--max-cost", "3"], "--max-cost needs the price"),
+    "no price": (
+        ["f.py:f", *SPACE, *GOAL, "--max-cost", "3"],
+        "--max-cost and --price-per-gpu-hour need each other",
+    ),
     "a price only": (
         ["f.py:f", *SPACE, *GOAL, "--price-per-gpu-hour", "3"],
-        "and the price a cost",
+        "need each other",
     ),
     "a price for auto": (
         [

@@ -323,7 +323,7 @@ def test_the_rules_are_read_from_a_file_of_roots(settings: Settings) -> None:
         ("group", "others than root may write to it"),
         ("folder", "others than root may write to its folder"),
         ("folder of another's", "belongs to user 4321"),
-        ("a folder", "cannot be read|is no regular file"),
+        ("a folder", "cannot be read|is not a regular file"),
     ],
 )
 def test_rules_that_others_than_root_can_write_are_refused(

@@ -122,7 +122,7 @@ def test_failures_in_a_row_that_no_other_device_has_set_it_aside() -> None:
     rig = working_pair(40)
     assert alike(rig, 7) == []
     [note] = alike(rig, 1)
-    assert "it failed 8 tasks in a row, and no other GPU failed so" in note
+    assert "it failed 8 tasks in a row in a way that no other GPU did" in note
     rig.step(WorkerDied(rig.worker_on(0), 0, None, "ended"))
     good, done = rig.worker_on(1), 2
     while rig.holds[good]:
@@ -135,7 +135,7 @@ def test_it_is_believed_again_once_another_device_fails_so_too() -> None:
     alike(rig, 8)
     rig.step(WorkerDied(rig.worker_on(0), 0, None, "ended"))
     out = rig.end(rig.worker_on(1), ERROR, message="the model cannot be built")
-    assert kinds(out, "readmitted") == ["gpu0.0: another GPU fails so too"]
+    assert kinds(out, "readmitted") == ["gpu0.0: another GPU fails in the same way"]
     assert [slot for slot, _ in out.starts] == [0]
     rig.ready()
     assert rig.holds[rig.worker_on(0)]

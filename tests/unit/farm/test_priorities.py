@@ -53,9 +53,9 @@ REFUSED = {
     "no such column": ({"rows": [{"x": 1}]}, "no column p"),
     "no parameters": ({"rows": [{"p": 1}]}, "no parameters"),
     "which row": ({"rows": [{"x": 1, "p": 1}, {"x": 2, "p": 1.5}]}, "rows row 2: p = 1.5 is no"),
-    "a text": ({"rows": [{"x": 1, "p": "soon"}]}, "p = soon is no priority"),
-    "a truth": ({"rows": [{"x": 1, "p": True}]}, "no priority"),
-    "too much": ({"rows": [{"x": 1, "p": 2**63}]}, "no priority"),
+    "a text": ({"rows": [{"x": 1, "p": "soon"}]}, "p = soon is not a priority"),
+    "a truth": ({"rows": [{"x": 1, "p": True}]}, "not a priority"),
+    "too much": ({"rows": [{"x": 1, "p": 2**63}]}, "not a priority"),
     "the same task twice": ({"rows": [{"x": 1, "p": 1}, {"x": 1, "p": 2}]}, "twice|same|equal"),
 }  # fmt: skip
 

@@ -292,8 +292,8 @@ def test_numpy_values_become_python_values() -> None:
     [
         ({"grid": {"x": 3}}, "grid x is 3, not a list of values.\nHint: write [3]."),
         ({"grid": {"x": "ab"}}, "grid x is 'ab', not a list of values.\nHint: write ['ab']."),
-        ({"grid": {"x": []}}, "grid x has no values.\nHint: give one value at least."),
-        ({"rows": []}, "rows is empty.\nHint: one row is one setting to run."),
+        ({"grid": {"x": []}}, "grid x has no values.\nHint: give at least one value."),
+        ({"rows": []}, "rows is empty.\nHint: give one row for each setting."),
         ({"seeds": [1.5]}, "The seed 1.5 is not an integer.\nHint: seeds=[0, 1, 2]"),
         (
             {"seeds": 0},

@@ -60,7 +60,7 @@ DATA = {"phase": "data", "step": 456}
             [{"collective": "all-reduce", "num_collectives": 8}, {"collective": "broadcast"}],
             (0, 1),
             "all ranks wait for each other (mismatched collectives?): rank 0 waits in all-reduce "
-            "(their number 8); rank 1 waits in broadcast",
+            "(collective number 8); rank 1 waits in broadcast",
         ),
     ],
 )

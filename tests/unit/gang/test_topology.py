@@ -71,7 +71,7 @@ def test_torchrun_comes_before_slurm() -> None:
         ({"LOCAL_RANK": "4"}, "local rank 4 is not below ranks per node 4"),
         ({"GROUP_RANK": "2"}, "node rank 2 is not below number of nodes 2"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a whole number"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT 0 is no port"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT 0 is not a port"),
         ({"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "7"}, "7 ranks on this node are more"),
     ],
 )

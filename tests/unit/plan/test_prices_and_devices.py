@@ -86,7 +86,10 @@ def test_the_list_that_comes_with_muster(tmp_path: Path, monkeypatch: pytest.Mon
         ("currency = ", "cannot be used"),
         ("[[card]]\nper_hour = 1", "has no name"),
         ('[[card]]\nname = "T4"\nper_hour = 1\ndate = "2026"', "has no source"),
-        ('[[card]]\nname = "T4"\nper_hour = -1\ndate = "x"\nsource = "y"', "no amount of money"),
+        (
+            '[[card]]\nname = "T4"\nper_hour = -1\ndate = "x"\nsource = "y"',
+            "not an amount of money",
+        ),
         ('[[card]]\nname = "T4"\ndate = "x"\nsource = "y"', "either per_hour or owned"),
         ('[[card]]\nname = "T4"\nper_hour = 1\nowned = true\ndate = "x"\nsource = "y"', "either"),
         ('[[card]]\nname = "T4"\nper_huor = 1', "unknown key 'per_huor'"),

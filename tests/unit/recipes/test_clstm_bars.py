@@ -213,7 +213,7 @@ def test_parquet_has_rows_and_no_lines(tmp_path: Path) -> None:
     [
         ("bars.csv", b"", "is empty"),
         ("bars.csv", HEADER.encode(), "has no rows of data"),
-        ("bars.csv", b"\xff\xfe\x00timestamp", "is no text in UTF-8"),
+        ("bars.csv", b"\xff\xfe\x00timestamp", "is not text in UTF-8"),
         ("bars.csv", (HEADER + '\n"open quote').encode(), "line 2"),
         ("bars.parquet", b"PAR1 not really", "cannot be read as Parquet"),
         ("bars.parquet", b"", "cannot be read as Parquet"),
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read(
 def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "none.csv")
     (tmp_path / "folder.csv").mkdir()
-    assert "is no file" in refusal(tmp_path / "folder.csv")
+    assert "is not a file" in refusal(tmp_path / "folder.csv")
 
 
 def of_times(moments: Sequence[datetime], symbol: str = "A") -> Bars:

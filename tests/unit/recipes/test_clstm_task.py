@@ -85,7 +85,7 @@ def test_remarks_say_what_is_traded_and_what_it_costs() -> None:
     assert "20 bars; possible starts: train " in said
     assert "costs      on" in said
     free = ClstmPpoTask(dataclasses.replace(SMALL, costs=False)).remarks()
-    assert "costs      OFF: these are no trading results" in free
+    assert "costs      OFF: these are not trading results" in free
 
 
 def test_the_end_shows_every_player_on_the_same_episodes(

@@ -142,7 +142,7 @@ def test_vectors_of_a_function_are_normalised_when_asked(tmp_path: Path) -> None
     [
         ("return [1.0] * len(x)", r"an array of the shape \[1\] for 1 texts"),
         ("return [[1.0]] * (len(x) + 1)", r"the shape \[2, 1\] for 1 texts"),
-        ("return ['a'] * len(x)", "a list that is no array"),
+        ("return ['a'] * len(x)", "a list that is not an array"),
         ("return None", r"the shape \[\] for 1 texts"),
     ],
 )

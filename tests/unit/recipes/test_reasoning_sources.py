@@ -101,7 +101,7 @@ def test_without_an_answer_column_there_is_no_reference() -> None:
         ({"dataset": "gsm8k"}, {"question": ["a"], "answer": "1"},
          "the column 'question' holds no text but list"),
         ({"dataset": "aqua"}, {"question": "a", "options": "A)1", "correct": "A"},
-         "the column 'options' is no list but str"),
+         "the column 'options' is not a list but str"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_read_says_why(

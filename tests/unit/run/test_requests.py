@@ -47,7 +47,7 @@ def test_what_cannot_be_asked_is_said_and_not_raised_as_it_is(tmp_path: Path) ->
         session = (folder.requests / "session").read_text()
         long = "a" * (250 - len(session))  # a name that is too long, with ask- and a number
         (folder.requests / "session").write_text(session + long)
-        with pytest.raises(SetupError, match="Nothing can be asked of"):
+        with pytest.raises(SetupError, match="Cannot send a request to"):
             ask(folder, {"devices": {}}, lambda: True)
-        with pytest.raises(SetupError, match="Nothing can be asked of"):
+        with pytest.raises(SetupError, match="Cannot send a request to"):
             ask_to_cancel(folder, lambda: True)

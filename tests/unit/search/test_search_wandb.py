@@ -127,7 +127,10 @@ def test_it_is_said_that_a_trial_ends_at_the_last_rung() -> None:
             {"parameters": {"a": {"min": 0.5, "max": 2, "distribution": "int_uniform"}}},
             "min of a is 0.5, which is not a whole number",
         ),
-        ({"parameters": {"a": {"min": 0, "max": 1e5, "distribution": "log_uniform"}}}, "no float"),
+        (
+            {"parameters": {"a": {"min": 0, "max": 1e5, "distribution": "log_uniform"}}},
+            "more than a float holds",
+        ),
         ({"parameters": {"a": {"values": "abc"}}}, "values of a is 'abc', which is not a list"),
         ({"run_cap": "many"}, "run_cap of the sweep file is 'many'"),
         ({"early_terminate": "hyperband"}, "early_terminate is 'hyperband'"),

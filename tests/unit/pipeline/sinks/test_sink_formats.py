@@ -167,7 +167,7 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, kind: str, value: An
 
 @pytest.mark.parametrize("kind", ["", "float", "float32[", "float32[3][2]", "struct"])
 def test_an_unknown_type_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match="which is no type"):
+    with pytest.raises(UsageError, match="which is not a type"):
         write(tmp_path, "out.parquet", [[[{"v": 1}]]], v=kind)
 
 

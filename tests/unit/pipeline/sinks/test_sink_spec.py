@@ -33,7 +33,7 @@ BAD = [
     ("", None, "empty path"),
     ("./", None, "no name of its own"),
     ("..", None, "no name of its own"),
-    ("out.xlsx", None, "'.xlsx' is no format of an output"),
+    ("out.xlsx", None, "'.xlsx' is not a format of an output"),
     ("out.csv", "parquet", "--output out.parquet"),
 ]
 

@@ -66,7 +66,7 @@ def test_an_iterator_is_written_once_and_only_as_far_as_needed(tmp_path: Path) -
     source = open_input(endless, Selection(skip=3, limit=4), folder=tmp_path)
     assert [row["n"] for row in read_all(source)] == [3, 4, 5, 6]
     assert next(endless) == {"n": 7}
-    with pytest.raises(UsageError, match="record 1 of the input is no record: int"):
+    with pytest.raises(UsageError, match="record 1 of the input is not a record but of type int"):
         open_input([{"n": 1}, 5], Selection(), folder=tmp_path)
     with pytest.raises(UsageError, match="record 0 of the input cannot be kept as JSON"):
         open_input([{"n": b"bytes"}], Selection(), folder=tmp_path)
@@ -162,7 +162,7 @@ def test_a_local_folder_through_load_dataset(
         ("a.jsonl", gzip.compress(b"{}\n", mtime=0), "a.jsonl is gzip data"),
         ("a.json", b"[\n{}]", "a.json is one JSON value over several lines"),
         ("a.json", b'{\n "a": 1}', "a.json is one JSON value over several lines"),
-        ("a.parquet", b"no", "a.parquet is no Parquet file"),
+        ("a.parquet", b"no", "a.parquet is not a Parquet file"),
         ("a.parquet", b"PAR1 but no footer", "Cannot read a.parquet as Parquet"),
     ],
 )
