@@ -75,7 +75,7 @@ class SshHosts:
             "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 50\n"
             f"SetEnv PATH={path} PYTHONPATH={_SOURCES} CI=true MUSTER_LEASE_DIR={self.leases} "
-            f"XDG_CACHE_HOME={place}/cache\n"
+            f"XDG_CACHE_HOME={place}/cache SHLVL=2\n"  # no .bashrc, which hosts have not in common
         )
         kind, key = (place / "host_key.pub").read_text().split()[:2]
         with (self.folder / "known_hosts").open("a") as known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -184,6 +185,60 @@ def test_a_program_that_does_not_start_is_told(hosts: SshHosts) -> None:
             connection.ask("start", ["/no/such/program"], {}, {})
 
 
+def test_the_first_python_that_has_muster_is_taken(
+    hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past one that is broken, and one without Muster."""
+    real, other = sys.executable, tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(other))
+    for script in ("exit 1", f'exec {real} -I -S "$@"'):
+        other.write_text(f"#!/bin/sh\n{script}\n")
+        other.chmod(0o755)
+        with Connection(Host("a")) as connection:
+            assert connection.ask("muster_code")
+
+
+def test_what_a_killed_far_end_leaves_goes_with_the_next_start(hosts: SshHosts) -> None:
+    def begin(connection: Connection) -> tuple[Path, int]:
+        script = ["sh", "-c", "echo pid $PPID; sleep 999"]
+        folder = Path(connection.ask("start", script, {}, {"secret": "x"}))
+        return folder, int(connection.ask("wait", "pid", 20)["said"])
+
+    with Connection(Host("a")) as first, Connection(Host("b")) as second:
+        (doomed, pid), (other, _) = begin(first), begin(second)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not first.is_open, 30)
+        assert doomed.exists()
+        with Connection(Host("a")) as third:
+            third.ask("start", ["sleep", "999"], {}, {})
+            assert not doomed.exists()
+            assert (other / "secret").exists()  # that one works
+
+
+@pytest.mark.parametrize("argv", [["/no/such/program"], ["sh", "-c", "exit 3"], ["sleep", "999"]])
+def test_gpus_are_free_as_soon_as_a_start_is_refused(hosts: SshHosts, argv: list[str]) -> None:
+    there = Settings(lease_folder=hosts.leases)
+    with Connection(Host("c")) as connection:
+        assert connection.ask("lease", ["GPU-c-0"], "mine") == []
+        assert held_by("GPU-c-0", there)
+        with contextlib.suppress(SetupError):
+            connection.ask("start", argv, {}, {})
+            assert "error" in connection.ask("wait", "it is up", 0.2)
+        assert held_by("GPU-c-0", there) is None
+
+
+def test_gpus_are_free_where_one_of_them_cannot_be_leased(hosts: SshHosts) -> None:
+    there = Settings(lease_folder=hosts.leases)
+    with Connection(Host("c")) as connection:
+        (hosts.leases / "GPU-c-1.lock").mkdir()
+        try:
+            with pytest.raises(SetupError, match="Cannot lease GPU GPU-c-1"):
+                connection.ask("lease", ["GPU-c-0", "GPU-c-1"], "mine")
+        finally:
+            (hosts.leases / "GPU-c-1.lock").rmdir()
+        assert held_by("GPU-c-0", there) is None
+
+
 # ---------------------------------------------------------------------- a sweep
 
 
@@ -252,10 +307,16 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
             ports = {port for process in begun for port in _ports(process)}
             # Where Ray listens by itself, which two users of a machine cannot both have.
             assert ports and not ports & {8265, 10001, 52365} and min(ports) > 10020, ports
+            homes = {
+                Path(process.environ()["RAY_AUTH_TOKEN_PATH"]).parent
+                for process in begun if process.name() in ("raylet", "gcs_server")
+            }  # fmt: skip
+            assert len(homes) == 3 and not {p for p in begun if "agent.py" in str(p.cmdline()[1:3])}
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
         wait_for(lambda: not [one for one in begun if _lives(one)], 60)
+        wait_for(lambda: not [home for home in homes if home.exists()], 30)
 
         for path in tmp_path.joinpath("place").iterdir():
             path.unlink()

@@ -19,6 +19,7 @@ from muster.api.options import SearchOptions, SweepOptions, options_of_call
 from muster.api.placing import (
     as_wanted,
     gpus_per_worker,
+    hosts_kept_open,
     on_hosts,
     placement_lines,
     slots_of,
@@ -129,6 +130,11 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
     _check(workload, options)
+    with hosts_kept_open(options):
+        return _run(workload, options, audience)
+
+
+def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
     settings = read_settings()
     folder = choose_folder(workload, options)
     placed = on_hosts(options, is_needed=options.restart or not is_done(folder, workload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -240,6 +241,15 @@ def on_hosts(options: SweepOptions, *, is_needed: bool = True) -> SweepOptions:
         nowhere = dataclasses.replace(cluster, hosts=None, hosts_python=None, hosts_setup=())
         return dataclasses.replace(options, cluster=nowhere)
     return dataclasses.replace(options, cluster=_ask_hosts(cluster)[0])
+
+
+def hosts_kept_open(options: SweepOptions) -> AbstractContextManager[None]:
+    """Hosts that are asked what they have room for within this stay connected for the start."""
+    if options.cluster.hosts is None:
+        return nullcontext()
+    from muster.farm.executors.ray_hosts import kept_open
+
+    return kept_open()
 
 
 def _ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, tuple[str, ...]]:

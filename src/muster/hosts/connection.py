@@ -37,17 +37,33 @@ _OPTIONS = (
     "-o", "ControlMaster=no", "-o", "ControlPath=none",
 )  # fmt: skip
 _HELLO = b"muster-far-end"
-#: The first that has Muster, else the first that there is: it says at least what is missing.
+#: The first that has Muster, else the first that there is: it says at least what is missing. Each
+#: looks for itself, as starting one Python to look and another to work takes twice as long.
 _FIND_PYTHON = """\
 {setup}
-for each in {candidates}; do
+set -- {candidates}
+for each; do
   command -v "$each" >/dev/null 2>&1 || continue
   first="${{first:-$each}}"
-  "$each" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("muster") is None)' \
-</dev/null 2>/dev/null && {{ first="$each"; break; }}
+  [ $# -gt 1 ] || break
+  "$each" -uc '{program}' or-another; code=$?
+  case $code in 1|2|96|126|127) ;; *) exit $code; esac
 done
 [ -n "$first" ] || {{ echo "there is no python3" >&2; exit 127; }}
 exec "$first" -uc '{program}'
+"""
+#: Once it has begun it ends with none of those exit codes.
+_PROGRAM = """\
+import importlib.util, os, sys, traceback
+if len(sys.argv) > 1 and importlib.util.find_spec("muster") is None:
+    sys.exit(96)
+sys.stdout.buffer.write(b"\\nmuster-far-end\\n")
+sys.stdout.flush()
+try:
+    exec(compile(sys.stdin.buffer.read({size}), "far_end", "exec"))
+except BaseException:
+    traceback.print_exc()
+os._exit(3)
 """
 
 
@@ -108,7 +124,7 @@ class Connection:
         self._last_call: threading.Timer | None = None
         way = way or Way()
         code = resources.files("muster.hosts").joinpath("far_end.py").read_bytes()
-        python = None if host.is_local else way.python
+        python = sys.executable if host.is_local else way.python
         shell = "bash" if way.setup else "sh"
         words = (shell, *(["-l"] if way.setup else []), "-c", _script(python, way.setup, len(code)))
         argv = list(words) if host.is_local else ssh_command(host, shlex.join(words))
@@ -287,14 +303,12 @@ def ssh_command(host: Host, remote: str) -> list[str]:
 
 
 def _script(python: str | None, setup: Sequence[str], size: int) -> str:
-    program = (
-        'import sys; sys.stdout.buffer.write(b"\\nmuster-far-end\\n"); sys.stdout.flush(); '
-        f'exec(compile(sys.stdin.buffer.read({size}), "far_end", "exec"))'
-    )
     candidates = [python] if python else [sys.executable, "python3", "python"]
     lines = [_SETUP.format(line=shlex.quote(line)) for line in setup]
     return _FIND_PYTHON.format(
-        setup="\n".join(lines), candidates=shlex.join(candidates), program=program
+        setup="\n".join(lines),
+        candidates=shlex.join(candidates),
+        program=_PROGRAM.format(size=size),
     )
 
 

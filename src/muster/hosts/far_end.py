@@ -23,9 +23,10 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, Iterator, NoReturn
 
 _FOLDER = [""]
+_HOME, _NAME, _LOCK = "/tmp", "muster-hosts-", ".lock"  # sockets there have short names
 _LISTENERS: list[socket.socket] = []  # kept open to the end
 _CHILDREN: list[subprocess.Popen[bytes]] = []  # the one that was started
 _LEASES: list[Any] = []  # held until what uses the GPUs is gone
@@ -126,18 +127,33 @@ def _held(uuid: str) -> str:
 def lease(uuids: list[str], run: str) -> list[str]:
     """Lease the GPUs for as long as this process lives, as a run of this host does.
 
-    Returns why some cannot be; then none is.
+    Returns why some cannot be; then none is. None is either where what they are for does not start.
     """
     from muster.base.settings import read_settings
     from muster.devices.leases import Lease, acquire
 
     settings = read_settings()
-    found = [acquire(uuid, run, settings) for uuid in uuids]
-    _LEASES.extend(one for one in found if isinstance(one, Lease))
-    problems = [str(one) for one in found if not isinstance(one, Lease)]
+    problems = []
+    with _given_back():
+        for uuid in uuids:
+            found = acquire(uuid, run, settings)
+            if isinstance(found, Lease):
+                _LEASES.append(found)
+            else:
+                problems.append(str(found))
     if problems:
         _give_back()
     return problems
+
+
+@contextlib.contextmanager
+def _given_back() -> Iterator[None]:
+    """What is leased is given back where something fails."""
+    try:
+        yield
+    except BaseException:
+        _give_back()
+        raise
 
 
 def _give_back() -> None:
@@ -187,26 +203,62 @@ def start(argv: list[str], environment: dict[str, str], files: dict[str, str]) -
     """Start a program; ``{folder}`` is a new folder, closed to others, which is returned."""
     if _FOLDER[0]:
         raise RuntimeError("something was started already")
-    _FOLDER[0] = tempfile.mkdtemp(prefix="muster-hosts-", dir="/tmp")  # sockets have short names
-    for name, text in files.items():
-        write(name, text)
+    with _given_back():
+        _FOLDER[0] = _make_folder()
+        for name, text in files.items():
+            write(name, text)
+        _CHILDREN.append(_started(argv, environment))
+    return _FOLDER[0]
+
+
+def _started(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    from muster.base.reaper import guarded
 
     def place(text: str) -> str:
         return text.replace("{folder}", _FOLDER[0])
-
-    from muster.base.reaper import guarded
 
     marked = guarded()
     if sys.platform == "linux":  # what loses its parent becomes a child of this process
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     with open(os.path.join(_FOLDER[0], "log"), "wb") as log:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             [place(word) for word in argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             env={**os.environ, **marked, **{k: place(v) for k, v in environment.items()}},
             start_new_session=True, cwd=_FOLDER[0],
         )  # fmt: skip
-    _CHILDREN.append(child)
-    return _FOLDER[0]
+
+
+def _make_folder() -> str:
+    """A folder that is locked as long as this process lives. Those that are not any more go: they
+    are of far ends that were killed.
+    """
+    # It gets its name once it is locked, or another start might take it for such a one.
+    hidden = tempfile.mkdtemp(prefix="." + _NAME, dir=_HOME)
+    _lock(os.path.join(hidden, _LOCK), os.O_CREAT)
+    folder = os.path.join(_HOME, os.path.basename(hidden)[1:])
+    os.rename(hidden, folder)
+    for name in os.listdir(_HOME):
+        left = os.path.join(_HOME, name)
+        with contextlib.suppress(OSError):  # no such lock, held, or not ours
+            if name.startswith(_NAME) and os.lstat(left).st_uid == os.getuid():
+                number = _lock(os.path.join(left, _LOCK))
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(number)
+    return folder
+
+
+def _lock(path: str, flags: int = 0) -> int:
+    """Raises OSError where another process holds it."""
+    number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(number)
+            raise
+    return number
 
 
 def write(name: str, text: str) -> None:
@@ -220,7 +272,7 @@ def write(name: str, text: str) -> None:
 def wait(until: str, limit_s: float) -> dict[str, Any]:
     """Wait until the program has printed ``until``, and return what follows it in that line.
 
-    With the program this process ends from then on.
+    With the program this process ends from then on. What has not come so far is killed.
     """
     (child,) = _CHILDREN
     deadline = time.monotonic() + limit_s
@@ -233,20 +285,24 @@ def wait(until: str, limit_s: float) -> dict[str, Any]:
             threading.Thread(target=follow, args=(child,), daemon=True).start()
             return {"said": rest.partition("\n")[0].strip()}
         if code is not None or time.monotonic() > deadline:
+            with contextlib.suppress(Exception):
+                _kill_all()
+            _give_back()  # nobody uses them any more
             return {"error": " ".join(text.split())[-600:] or "it says nothing", "code": code}
         # Nothing is asked before this is answered: what can be read is the end.
         if select.select([0], [], [], 0.02)[0] and not os.read(0, 1):
-            end(1)
+            end(3)
 
 
 def follow(child: subprocess.Popen[bytes]) -> None:
     """End with the program, so that whoever is connected knows."""
     child.wait()
-    end(1)
+    end(3)
 
 
 def end(code: int) -> NoReturn:
-    """Kill what was started, remove its folder, and be gone."""
+    """Kill what was started, remove its folder, and be gone. ``code``: not 1 or 2, with which a
+    Python ends that never began."""
     _ENDING.acquire()
     if _FOLDER[0]:
         with contextlib.suppress(Exception):
@@ -273,7 +329,7 @@ def _kill_all() -> None:
 def main() -> None:
     """Answer until stdin ends."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=end, args=(1,)).start())
+        signal.signal(number, lambda *_: threading.Thread(target=end, args=(3,)).start())
     calls: dict[str, Callable[..., Any]] = {
         "echo": lambda: None,
         "facts": facts,
@@ -309,7 +365,7 @@ def main() -> None:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
             sys.stdout.buffer.flush()
         except OSError:  # nobody reads any more
-            end(1)
+            end(3)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ this process, however that ends. See docs/decisions/0035-hosts-over-ssh.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,12 +21,11 @@ from typing import Any
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.shown_text import clean_text, count
-from muster.farm.executors import ray_node
+from muster.farm.executors import ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
 from muster.hosts.check import (
     close_all,
     connect_all,
-    connected,
     here,
     how_to_link,
     judge,
@@ -74,15 +74,64 @@ def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
     Connects to each of them and starts nothing. Raises SetupError for one that cannot be used.
     """
     hosts = parse_hosts(request.hosts or "")
-    return plan_nodes(request, hosts, _facts_of(hosts, request.hosts_python, request.hosts_setup))
+    asked = _ask(hosts, request.hosts_python, request.hosts_setup)
+    return plan_nodes(request, hosts, asked.facts)
+
+
+class _Asked:
+    """What hosts have said, and the connections by which they did: a start that follows takes those
+    over, for connecting takes longer than asking.
+    """
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self.facts = [_checked(one) for one in connections]
+        self._open = connections
+        self._taking = threading.Lock()
+
+    def take(self) -> list[Connection]:
+        """Those that are open still; they are the caller's from then on."""
+        with self._taking:
+            taken, self._open = self._open, []
+        return taken
+
+
+_kept: list[_Asked] = []
+_num_keepers = 0
+
+
+@contextlib.contextmanager
+def kept_open() -> Iterator[None]:
+    """Hosts that are asked within this stay connected for a start within it."""
+    global _num_keepers
+    _ask.cache_clear()  # who has which GPU is another matter than the last time
+    _num_keepers += 1
+    try:
+        yield
+    finally:
+        _num_keepers -= 1
+        _ask.cache_clear()
+        while _kept:
+            close_all(_kept.pop().take())
 
 
 @lru_cache(maxsize=4)  # a start asks several times what is to run where
-def _facts_of(
-    hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]
-) -> list[Mapping[str, Any]]:
-    with connected(hosts, Way(python, setup)) as connections:
-        return [_checked(one) for one in connections]
+def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) -> _Asked:
+    way = Way(python, setup)
+    found = connect_all([(host, way) for host in hosts])
+    connections = [one for one in found if isinstance(one, Connection)]
+    try:
+        for one in found:
+            if isinstance(one, SetupError):
+                raise one
+        asked = _Asked(connections)
+    except BaseException:
+        close_all(connections)
+        raise
+    if _num_keepers:
+        _kept.append(asked)
+    else:
+        close_all(asked.take())
+    return asked
 
 
 def plan_nodes(
@@ -180,7 +229,6 @@ class RayHosts:
         self._circle.end()
         self._thread.join()
         close_all([*self._connections.values()])
-        _facts_of.cache_clear()  # who has which GPU is another matter the next time
 
     def _wait(self, event: threading.Event, timeout_s: float) -> bool:
         is_set = event.wait(timeout_s)
@@ -205,19 +253,29 @@ class RayHosts:
         """Start the head and the nodes. Returns those that are reached by SSH."""
         request = self._request
         hosts = parse_hosts(request.hosts or "")
-        facts = _facts_of(hosts, request.hosts_python, request.hosts_setup)
-        nodes = [node for node in plan_nodes(request, hosts, facts)[1] if node.workers]
-        known = {host.name: about for host, about in zip(hosts, facts, strict=True)}
+        asked = _ask(hosts, request.hosts_python, request.hosts_setup)
+        nodes = [node for node in plan_nodes(request, hosts, asked.facts)[1] if node.workers]
+        known = {host.name: about for host, about in zip(hosts, asked.facts, strict=True)}
         far = [node for node in nodes if not node.host.is_local]
         near = next((node for node in nodes if node.host.is_local), _NO_WORKERS)
         # This machine runs the head also where it has no workers, with the Python of this process.
-        ways = [(Host(LOCAL), self._way if near.workers else Way(circle=self._circle))]
-        ways += [(node.host, self._way) for node in far]
+        ways = {LOCAL: (Host(LOCAL), self._way if near.workers else Way(circle=self._circle))}
+        ways |= {node.host.name: (node.host, self._way) for node in far}
         known.setdefault(LOCAL, _HERE)
-        for one in connect_all(ways, known):
+        spare = []
+        for open_one in asked.take():
+            name = open_one.host.name
+            if name in ways and open_one.is_open:
+                self._circle.add(open_one)
+                self._connections[name] = open_one
+                del ways[name]
+            else:
+                spare.append(open_one)
+        for one in connect_all([*ways.values()], known):
             if isinstance(one, SetupError):
                 raise one
             self._connections[one.host.name] = one
+        close_all(spare)
         links = try_links([self._connections[node.host.name] for node in nodes])
         if links.broken or links.head is None:
             raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
@@ -292,7 +350,7 @@ class RayHosts:
         address = self._addresses[name]
         settings: dict[str, Any] = {
             "node_ip_address": address, "node_name": address, "num_cpus": node.cpus,
-            "num_gpus": len(node.gpus), "temp_dir": "{folder}/r",
+            "num_gpus": len(node.gpus), "temp_dir": "{folder}/r", "workers": node.workers,
         }  # fmt: skip
         if node.memory_mib is not None:  # Ray itself would count a part of it
             settings["memory"] = node.memory_mib << 20
@@ -306,6 +364,9 @@ class RayHosts:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers are nvidia-smi's
             "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
             "RAY_enable_metrics_collection": "0",  # there is nobody whom they are for
+            # Processes for the workers import Ray, and what is to run there, before they are asked.
+            "RAY_enable_worker_prestart": "1",
+            "RAY_preload_python_modules": ray_pilot.__name__,
         }  # fmt: skip
         connection.ask("start", argv, environment, {"auth_token": self._token})
 

@@ -3,8 +3,9 @@
 ``ray start`` takes ten seconds of processor time for a head and four for a node, and most of it in
 series: its own imports, a dashboard that starts also where none is wanted, a log monitor, an
 autoscaler, a server for Ray's clients at a port that two users of a machine cannot both have. This
-starts what is left: the head's control store, and a raylet with its agents, whose ports are chosen
-here so that nobody waits until they have told them.
+starts what is left: the head's control store, and a raylet. Its two agents, which import Ray as
+well, serve metrics, dashboards and runtime environments, of which a run has none: sleeping
+processes stand in for them, as the raylet ends with its agents.
 
     python -m muster.farm.executors.ray_node '{"node_ip_address": …}'
 """
@@ -20,6 +21,10 @@ from typing import Any
 
 STARTED = "Ray is up"
 _EVERY_S = 0.02
+#: Flags of the raylet that start its agents; it adds words of its own behind the command.
+_AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
+_NOBODY = 'sh -c "exec sleep 2147483647"'  # which ends with whoever kills it
+_PRESTART = "--num_prestart_python_workers"
 _AGENT_PORTS = (
     "DASHBOARD_AGENT_LISTEN_PORT", "METRICS_AGENT_PORT", "RUNTIME_ENV_AGENT_PORT",
     "METRICS_EXPORT_PORT",
@@ -31,15 +36,15 @@ def main(settings: dict[str, Any]) -> str:
     it cannot be started, is returned.
 
     ``settings``: Ray's own (``RayParams``). ``join``: a file, for which it waits, with the address
-    of the head to join; without it this is the head.
+    of the head to join; without it this is the head. ``workers``: so many processes import Ray
+    before anybody asks for them.
     """
-    import psutil
     import ray
     from ray import _raylet as raylet
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    place = settings.pop("join", None)
+    place, workers = settings.pop("join", None), settings.pop("workers", 0)
     if not hasattr(raylet, "AuthenticationTokenLoader"):
         return f"Ray {ray.__version__} cannot ask for a token; 2.52 and newer can"
     if place is not None and "_head_temp_dir" not in Node.__init__.__code__.co_names:
@@ -54,8 +59,8 @@ def main(settings: dict[str, Any]) -> str:
             """Not the dashboard's process, which Ray starts, and waits for, with none wanted."""
 
         def start_raylet(self, *arguments: Any, **named: Any) -> None:
-            """With the ports of its agents where it waits for them, until their imports are done
-            or 15 s have gone by, which end it. -1 is an agent that serves nobody.
+            """With the ports of its agents where it waits for them. -1 is an agent that serves
+            nobody.
             """
             for name, port in ports.items():
                 file = getattr(raylet, f"{name}_NAME", None)
@@ -65,14 +70,25 @@ def main(settings: dict[str, Any]) -> str:
                     tell(self._session_dir, self._node_id, file, told)
             super().start_raylet(*arguments, **named)
 
+    from ray._private import services
+
+    start_process: Any = vars(services)["start_ray_process"]
+
+    def start_lean(command: list[str], *arguments: Any, **named: Any) -> Any:
+        instead = {**dict.fromkeys(_AGENTS, _NOBODY), _PRESTART: workers}
+        flags = [word.partition("=")[0] for word in command]
+        words = [
+            f"{flag}={instead[flag]}" if flag in instead else word
+            for flag, word in zip(flags, command, strict=True)
+        ]
+        return start_process(words, *arguments, **named)
+
+    vars(services)["start_ray_process"] = start_lean
     settings |= {name.lower(): port for name, port in ports.items()}
     settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
     settings |= dict.fromkeys(("include_dashboard", "include_log_monitor"), False)
     how = {"head": place is None, "shutdown_at_exit": False, "spawn_reaper": False}
     node: Any = LeanNode(RayParams(no_monitor=True, **settings), **how)
-    for process in psutil.Process().children(recursive=True):
-        if any(word.endswith("agent.py") or "/agent/" in word for word in process.cmdline()):
-            process.nice(10)  # they import for a second what no worker waits for
     sys.stdout.write(f"{STARTED} {node.gcs_address}\n")
     sys.stdout.flush()
     while not (dead := node.dead_processes()):

@@ -27,6 +27,8 @@ _ANSWER_S = 5.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
+#: Nothing is reported to Ray's makers, and everybody is asked for a token.
+_GUARD = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 class RaySession:
@@ -46,8 +48,8 @@ class RaySession:
         self._is_ours = self._is_joined = self._is_ready = False
         self._restore: Callable[[], None] | None = None
         if request.hosts is not None:  # first, for importing Ray takes a second as well
-            self._make_folder()
-            token = Path(self._guard["RAY_AUTH_TOKEN_PATH"]).read_text()
+            token = secrets.token_hex(32)
+            self._guard = {**_GUARD, "RAY_AUTH_TOKEN": token}  # no file, that a killed one leaves
             self._hosts = RayHosts(request, token, run_name)
         try:
             self.ray = import_ray()
@@ -91,14 +93,10 @@ class RaySession:
             self._restore()
         if self._hosts is not None:
             self._hosts.close()
+        if self._guard and self._is_joined:
+            _read_environment_again(self.ray)  # the next cluster has another token
         if self._folder is not None:
-            if self._is_joined:
-                _read_environment_again(self.ray)  # the next cluster has another token
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _make_folder(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
-        self._guard = guarded_environment(Path(self._folder))
 
     def _connect(self) -> None:
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -113,7 +111,8 @@ class RaySession:
                 _read_environment_again(self.ray)
                 self._join(self._hosts.address, settings)
             return
-        self._make_folder()
+        self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
+        self._guard = guarded_environment(Path(self._folder))
         settings |= {"address": "local", "include_dashboard": False}
         if sys.platform == "linux":
             # 127.0.0.1 would be replaced by the machine's outer address. Ray opens its own folder,
@@ -167,12 +166,8 @@ def guarded_environment(folder: Path) -> dict[str, str]:
     path = folder / "auth_token"
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(secrets.token_hex(32))
-    return {
-        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to Ray's makers
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(path),
-        "RAY_AUTH_TOKEN": "",  # the user's own would come before the path
-    }
+    # The user's own token would come before the path.
+    return {**_GUARD, "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": ""}
 
 
 def _read_environment_again(ray: Any) -> None:
