@@ -28,7 +28,7 @@ STAGE = "def same(record):\n    return record\n"
 GROWTH = {"coordinator_mib": 1.03, "worker_mib": 1.10, "merge_mib": 1.10}
 MOST_MIB = 100
 #: What the processes below the coordinator are, by a module of their command line.
-CHILDREN = {"muster.farm.worker.main": "worker_mib", "muster.pipeline.sinks.apart": "merge_mib"}
+CHILDREN = {"muster.farm.worker.main": "worker_mib", "muster.pipeline.apart": "merge_mib"}
 
 
 def write_input(path: Path, count: int) -> None:

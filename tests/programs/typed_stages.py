@@ -77,3 +77,11 @@ class Cramped:
         weights = Block(60)
         activations = Block(8 * len(batch))
         return [{**record, "held": weights.size + activations.size} for record in batch]
+
+
+def every_third(record: dict[str, Any]) -> dict[str, Any] | None:
+    return record if record["n"] % 3 == 0 else None
+
+
+def reversed_bytes(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "image": record["image"][::-1]}

@@ -177,7 +177,7 @@ def _parts(job: MapJob, folder: RunFolder) -> list[tuple[MapJob, RunFolder]]:
     for number, stage in enumerate(job.stages):
         home = RunFolder(folder.stage(number))
         part = dataclasses.replace(
-            job, stages=(stage,), output=spec_of(str(home.path / "output.jsonl")),
+            job, stages=(stage,), output=spec_of(str(_output_of_stage(home))),
             settings=settings, rehearse=None,
         )  # fmt: skip
         if parts:
@@ -188,6 +188,10 @@ def _parts(job: MapJob, folder: RunFolder) -> list[tuple[MapJob, RunFolder]]:
         parts.append((part, home))
     last = dataclasses.replace(parts[-1][0], output=job.output, rehearse=job.rehearse)
     return [*parts[:-1], (last, folder)]
+
+
+def _output_of_stage(home: RunFolder) -> Path:
+    return home.path / "output.jsonl"
 
 
 def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
@@ -357,6 +361,8 @@ def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
             before = read_run(folder).fixed.get("output")
             if isinstance(before, str):
                 sweep(Path(before))
+        for number in range(len(job.stages)):
+            sweep(_output_of_stage(RunFolder(folder.stage(number))))
 
     move_aside(folder, "map", audience.say, first=clean)
 

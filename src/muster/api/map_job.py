@@ -127,6 +127,7 @@ def _fixed(job: MapJob, described: Mapping[str, Any], home: RunFolder) -> dict[s
         "ids": job.settings.keeps_ids,
         "unordered": job.settings.unordered,
         "chunk_rows": job.settings.chunk_rows,
+        "place": str(home.whole.absolute()),
     }
     if home.exists():
         _name_as_before(fixed, read_run(home).fixed, home)
@@ -138,12 +139,19 @@ def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunF
     have been moved since. Whether they are still the same, their sizes and hashes tell.
     """
     whole = home.whole.absolute()
+    place = before.get("place")
+    if place is None:  # version 0.1.0 did not note it
+        del fixed["place"]
+    else:
+        fixed["place"] = place
 
     def name(path: str, known: Any) -> str:
-        if Path(path).is_relative_to(whole):
-            tail = f"/{Path(path).relative_to(whole).as_posix()}"
-            return known if isinstance(known, str) and known.endswith(tail) else path
-        return path
+        if not isinstance(known, str) or not Path(path).is_relative_to(whole):
+            return path
+        tail = Path(path).relative_to(whole)
+        if isinstance(place, str):
+            return known if Path(known) == Path(place, tail) else path
+        return known if known.endswith(f"/{tail.as_posix()}") else path
 
     fixed["output"] = name(fixed["output"], before.get("output"))
     described = before.get("input")

@@ -19,7 +19,7 @@ from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
-from muster.pipeline.sinks.apart import apart
+from muster.pipeline.apart import apart
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge
 from muster.pipeline.sinks.parts import Part
@@ -135,7 +135,8 @@ def publish(
     """Write the output, note what it is, and only then remove the chunks' files."""
     sink, parts = with_columns(folder, job.output), parts_of(folder)
     if sink.format == "parquet":  # it has a schema, which keeps what the input's carries
-        sink = dataclasses.replace(sink, metadata=tuple(source.metadata().items()))
+        metadata = tuple(source.metadata().items())
+        sink = dataclasses.replace(sink, metadata=metadata, inputs=tuple(source.files))
     # A kill must never leave an output that this run does not know as its own: the permission is
     # written before the rename and removed after the record is written, and the chunks go last.
     allow_output(folder, sink)
@@ -146,7 +147,9 @@ def publish(
             appender.add(part)
         merged = appender.finish(parts, errors=folder.errors_jsonl)
         parts = appender.in_order(parts)
-    repeated = apart(find_repeated_ids, parts) if _may_repeat_ids(folder, job, source) else None
+    repeated = None
+    if _may_repeat_ids(folder, job, source):
+        repeated = apart(find_repeated_ids, parts, sink.inputs)
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),

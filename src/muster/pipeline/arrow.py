@@ -7,7 +7,6 @@ that is stored. A column that stages do not change is written from the Arrow dat
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -18,21 +17,21 @@ import orjson
 import pyarrow as pa
 
 from muster.pipeline.sinks.parts import MARK_IN_JSON
-from muster.pipeline.sources.source import ArrowRow
+from muster.pipeline.sources.source import ArrowRow, Origin
 
 _SIMPLE = (int, str, bytes, bool, type(None))
 #: A dictionary that is so much longer than the rows of a group is cut to what they use.
 _LONG_DICTIONARY = 4
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[ArrowRow]:
+def rows_of(batch: pa.RecordBatch, origin: Origin | None = None) -> Iterator[ArrowRow]:
     names = batch.schema.names
     columns = [values_of(column) for column in batch.columns]
     if not columns:
         columns, names = [[None] * batch.num_rows], []
     for index, values in enumerate(zip(*columns, strict=True)):
         row = ArrowRow(zip(names, values, strict=False))
-        row.batch, row.index = batch, index
+        row.batch, row.index, row.origin = batch, index, origin
         yield row
 
 
@@ -180,35 +179,87 @@ def _is_same(one: Any, two: Any) -> bool:
 
 def header(
     rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]], kept: Sequence[str]
-) -> bytes:
-    """The field `MARK` of the first line of a group, with its name and without braces."""
-    source = rows[0].batch
-    arrays, fields = [], []
-    for name in kept:
-        index = [
-            row.index if name in r and (r[name] is not None or row[name] is None) else None
-            for row, r in zip(rows, records, strict=True)
-        ]
-        array = _taken(source.column(name), index)
-        arrays.append(_with_short_dictionary(array))
-        field = source.schema.field(name)
-        fields.append(field if None not in index else field.with_nullable(True))
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-    out = io.BytesIO()
-    with pa.ipc.new_stream(out, batch.schema) as stream:
-        stream.write_batch(batch)
+) -> tuple[bytes, bytes]:
+    """The field `MARK` of the first line of a group, with its name and without braces, and what
+    goes behind that line: nothing where the field can say in which rows of the input the columns
+    are, else an Arrow stream of them.
+    """
+    source, origin = rows[0].batch, rows[0].origin
+    taken = [
+        (
+            name,
+            [
+                row.index if name in r and (r[name] is not None or row[name] is None) else None
+                for row, r in zip(rows, records, strict=True)
+            ],
+        )
+        for name in kept
+    ]
     longest: list[str] = max((list(record) for record in records), key=len)
     names = dict.fromkeys(longest)  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
-    data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])
-    return MARK_IN_JSON + b":" + data
+    stream = b""
+    if origin is None:
+        stream = _stream(batch_of(source, taken))
+        held: dict[str, Any] = {"stream": len(stream)}
+    else:
+        held = {
+            "file": origin.file, "group": origin.group, "row": origin.row,
+            "num_rows": source.num_rows, "length": len(rows),
+            "columns": [
+                [name, _shortened(index), _num_nulls(source.column(name), index)]
+                for name, index in taken
+            ],
+        }  # fmt: skip
+    return MARK_IN_JSON + b":" + orjson.dumps([held, list(names)]), stream
+
+
+def batch_of(source: Any, taken: Sequence[tuple[str, list[int | None]]]) -> Any:
+    """A batch of columns of ``source``, of each the rows at these places; None is null."""
+    arrays, fields = [], []
+    for name, index in taken:
+        arrays.append(_with_short_dictionary(_taken(source.column(name), index)))
+        fields.append(field_of(source.schema, name, has_gaps=None in index))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def field_of(schema: Any, name: str, *, has_gaps: bool) -> Any:
+    field = schema.field(name)
+    return field.with_nullable(True) if has_gaps else field
+
+
+def _stream(batch: Any) -> bytes:
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, batch.schema) as stream:
+        stream.write_batch(batch)
+    return out.getvalue()
 
 
 def _taken(column: Any, index: list[int | None]) -> Any:
     first = index[0]
-    if first is not None and index == list(range(first, first + len(index))):
+    if first is not None and _is_range(index, first):
         return column.slice(first, len(index))
     return column.take(pa.array(index, pa.int64()))
+
+
+def _is_range(index: list[int | None], first: int) -> bool:
+    return index == list(range(first, first + len(index)))
+
+
+def _shortened(index: list[int | None]) -> int | list[int | None]:
+    """The places as `whole` reads them: of a range the first alone."""
+    first = index[0]
+    return first if first is not None and _is_range(index, first) else index
+
+
+def whole(index: int | list[int | None], length: int) -> list[int | None]:
+    return list(range(index, index + length)) if isinstance(index, int) else index
+
+
+def _num_nulls(column: Any, index: list[int | None]) -> int:
+    if not column.null_count:
+        return index.count(None)
+    return int(_taken(column.is_null(), index).fill_null(True).true_count)
 
 
 def _with_short_dictionary(array: Any) -> Any:

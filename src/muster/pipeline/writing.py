@@ -13,7 +13,7 @@ import orjson
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.journal import Journal
-from muster.pipeline.sinks.parts import as_plain, marked, with_header
+from muster.pipeline.sinks.parts import Marked, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
@@ -266,9 +266,9 @@ def _packed(group: list[Row]) -> list[Written]:
             sources += [row.source] * len(good)
         records += [row.records[place] for place in good]
     if records:
-        head = header(sources, records, kept)
+        head, stream = header(sources, records, kept)
         first = next(lines for _, lines in written if lines)
-        first[0] = with_header(head, first[0])
+        first[0] = with_header(head, stream, first[0])
     return written
 
 
@@ -292,11 +292,14 @@ def _lines_of(
 
 def _line(record: dict[str, Any], *, typed: bool) -> bytes:
     """A record as a line: integers of any size as they are, decimals as texts of all digits."""
-    default, option = (marked, _TYPED_OPTIONS) if typed else (as_plain, _OPTIONS)
+    marked, option = Marked(), _TYPED_OPTIONS if typed else _OPTIONS
     try:
-        return orjson.dumps(record, default=default, option=option)
+        line = orjson.dumps(record, default=marked if typed else as_plain, option=option)
     except TypeError as error:
         if not any(isinstance(value, int) and value.bit_length() > 63 for value in record.values()):
             raise error.__cause__ or error from None
+        marked = Marked()
+        default = marked if typed else as_plain
         text = json.dumps(record, default=default, ensure_ascii=False, separators=(",", ":"))
-        return text.encode() + b"\n"
+        line = text.encode() + b"\n"
+    return marked.whole(line)

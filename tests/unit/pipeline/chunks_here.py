@@ -41,8 +41,10 @@ class Done:
 
     def merged(self, source: Source, path: Path) -> Path:
         kind: Any = path.suffix.removeprefix(".")
-        metadata = tuple((source.metadata() if kind == "parquet" else {}).items())
-        sink = SinkSpec(path=path, format=kind, metadata=metadata)
+        sink = SinkSpec(path=path, format=kind)
+        if kind == "parquet":
+            metadata = tuple(source.metadata().items())
+            sink = SinkSpec(path=path, format=kind, metadata=metadata, inputs=tuple(source.files))
         merge(self.parts, sink, errors=path.with_name("errors.jsonl"))
         return path
 

@@ -18,6 +18,7 @@ from muster.base.errors import UsageError
 from muster.pipeline.arrow import json_like
 from muster.pipeline.sinks.parts import Batch, Part, as_plain, batches
 from muster.pipeline.sinks.survey import Seen
+from muster.pipeline.sources.columnar import Again
 
 #: Rows of a row group. It is small, because it decides the peak of memory, which should be the same
 #: for a few thousand records and for millions.
@@ -52,7 +53,8 @@ class ParquetEncoder:
     common type is JSON text, and a note names it. A column without any value is text. Lists
     declared as of one length are stored as of any length where there are nulls beside them, for
     pyarrow up to 25 cannot read back the others (apache/arrow#35692).
-    ``metadata``: what the schema of the input carried beside its columns.
+    ``metadata``: what the schema of the input carried beside its columns; ``again`` reads columns
+    that are still there.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class ParquetEncoder:
         declared: Mapping[str, str],
         metadata: Mapping[bytes, bytes] | None = None,
         num_rows: int = 0,
+        again: Again | None = None,
     ) -> None:
+        self._again = again
         notes = []
         fields = []
         self._declared = declared
@@ -93,7 +97,7 @@ class ParquetEncoder:
         with _plain_memory(), pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
             group: list[Any] = []
             rows = size = 0
-            for batch in batches(parts):
+            for batch in batches(parts, self._again):
                 table = self._table(batch)
                 group.append(table)
                 rows, size = rows + table.num_rows, size + table.nbytes
@@ -102,6 +106,8 @@ class ParquetEncoder:
                     group, rows, size = [], 0, 0
             if group:
                 writer.write_table(pa.Table.from_batches(group), row_group_size=rows)
+        if self._again is not None:
+            self._again.check_unchanged()
 
     def _table(self, batch: Batch) -> Any:
         arrays = []

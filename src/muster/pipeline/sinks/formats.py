@@ -20,6 +20,8 @@ import orjson
 from muster.base.codec import read_json
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.pipeline.sinks.parts import Part, blocks, records
+from muster.pipeline.sources.columnar import Again
+from muster.pipeline.sources.source import DataFile
 
 #: In a folder of parts: its files with rows, bytes and sha256.
 MANIFEST = "manifest.json"
@@ -32,7 +34,7 @@ class SinkSpec:
 
     ``columns``: declared types of some columns, such as ``{"embedding": "float32[384]"}``; others
     are inferred from all parts, so that a late record cannot break the output. ``metadata``: of
-    the schema of the input, for an output that has one.
+    the schema of the input, and ``inputs``, its files, for an output that has types.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class SinkSpec:
     is_folder: bool = False
     columns: tuple[tuple[str, str], ...] = ()
     metadata: tuple[tuple[bytes, bytes], ...] = ()
+    inputs: tuple[DataFile, ...] = ()
 
 
 _FORMATS: dict[str, Format] = {
@@ -218,7 +221,9 @@ def encoder_for(spec: SinkSpec, parts: Sequence[Part]) -> Encoder:
 
     declared = dict(spec.columns)
     num_rows = sum(part.num_rows for part in parts)
-    return ParquetEncoder(survey(parts, declared), declared, dict(spec.metadata), num_rows)
+    again = Again(spec.inputs)
+    seen = survey(parts, declared, again)
+    return ParquetEncoder(seen, declared, dict(spec.metadata), num_rows, again)
 
 
 _READ_ROWS = 1024

@@ -22,7 +22,7 @@ from typing import Any, Self
 from muster.base.atomic_files import explain_os_error, replacing, sync_folder
 from muster.base.codec import write_json
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.apart import apart
+from muster.pipeline.apart import apart
 from muster.pipeline.sinks.formats import (
     MANIFEST,
     Encoder,
@@ -32,6 +32,8 @@ from muster.pipeline.sinks.formats import (
     prepare_place,
 )
 from muster.pipeline.sinks.parts import Part, batches, blocks, by_shard, error_blocks
+from muster.pipeline.sources.columnar import Again
+from muster.pipeline.sources.source import DataFile
 
 #: Hashes of ids that are read at once.
 _HASHES = 1 << 20
@@ -72,8 +74,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     UsageError when ``path`` holds files that are not of an earlier output: they would be lost.
     """
     _check_only_ours(path)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.????????*.folder"):
-        shutil.rmtree(left, ignore_errors=True)
+    sweep(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.folder")
     temporary.mkdir()
     try:
@@ -289,7 +290,7 @@ def write_the_output(
     return place.stat().st_size, encoder.notes
 
 
-def find_repeated_ids(parts: Sequence[Part]) -> str | None:
+def find_repeated_ids(parts: Sequence[Part], inputs: Sequence[DataFile] = ()) -> str | None:
     """A sentence when several records of the output have one id; None when no two have.
 
     Memory does not depend on how many there are: eight bytes of each id go through a file, and as
@@ -299,7 +300,7 @@ def find_repeated_ids(parts: Sequence[Part]) -> str | None:
 
     num_ids = num_repeats = example = 0
     with tempfile.TemporaryFile() as file:
-        for text in _ids(parts):
+        for text in _ids(parts, Again(inputs)):
             if text:
                 file.write(_hash(text))
                 num_ids += 1
@@ -317,7 +318,8 @@ def find_repeated_ids(parts: Sequence[Part]) -> str | None:
     if not num_repeats:
         return None
     wanted = example.to_bytes(8, sys.byteorder)
-    same = ((n, text) for n, text in enumerate(_ids(parts), 1) if text and _hash(text) == wanted)
+    ids = _ids(parts, Again(inputs))
+    same = ((n, text) for n, text in enumerate(ids, 1) if text and _hash(text) == wanted)
     (first, text), (second, _) = itertools.islice(same, 2)
     have = "record has" if num_repeats == 1 else "records have"
     return (
@@ -326,14 +328,13 @@ def find_repeated_ids(parts: Sequence[Part]) -> str | None:
     )
 
 
-def _ids(parts: Iterable[Part]) -> Iterator[str]:
+def _ids(parts: Iterable[Part], again: Again) -> Iterator[str]:
     """The id of every record as JSON; empty where a record has none."""
-    for batch in batches(parts):
-        there = None if batch.carried is None else batch.carried.batch
-        if there is not None and "id" in there.schema.names:
+    for batch in batches(parts, again):
+        if batch.carried is not None and batch.carried.has("id"):
             from muster.pipeline.arrow import values_of
 
-            ids = values_of(there.column("id"))
+            ids = values_of(batch.carried.batch.column("id"))
         else:
             ids = [record.get("id") for record in batch.records]
         for value in ids:
@@ -359,9 +360,14 @@ def merge_errors(parts: Iterable[Part], path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what a killed `replacing` of ``path`` has left: it may be as large as the output."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+    """Remove what a killed `replacing` of ``path``, or of a folder, has left: it may be as large as
+    the output.
+    """
+    name = glob.escape(path.name)
+    for left in path.parent.glob(f".{name}.????????.tmp"):
         left.unlink(missing_ok=True)
+    for left in path.parent.glob(f".{name}.????????*.folder"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.pipeline.sinks.parts import Batch, Part, batches
+from muster.pipeline.sources.columnar import Again
 
 #: Beyond this a float no longer holds every integer.
 _EXACT_IN_FLOAT = 1 << 53
@@ -86,10 +87,10 @@ class Seen:
                 before = max(before, len(digits) + exponent)
             self.digits = before, behind
 
-    def carry(self, field: Any, column: Any) -> None:
+    def carry(self, field: Any, num_values: int) -> None:
         if field not in self.carried:
             self.carried.append(field)
-        self.num_carried += len(column) - column.null_count
+        self.num_carried += num_values
 
     def _add_lists(self, lists: list[list[Any]]) -> None:
         self.num_lists += len(lists)
@@ -141,14 +142,16 @@ class Seen:
         return None
 
 
-def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, Seen]:
+def survey(
+    parts: Iterable[Part], declared: Iterable[str] = (), again: Again | None = None
+) -> dict[str, Seen]:
     """The columns of all records, in the order in which they first appear.
 
     Of a column that stages have changed in some records, or that is ``declared``, or whose files
     disagree, the values in the Arrow data count as any others.
     """
     parts, found = list(parts), dict[str, Seen]()
-    for batch in batches(parts):
+    for batch in batches(parts, again):
         _note(batch, found)
     apart = {
         name for name, seen in found.items() if seen.carried and (seen.kinds or name in declared)
@@ -157,11 +160,10 @@ def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, See
     if apart:
         from muster.pipeline.arrow import json_like
 
-        for batch in batches(parts):
+        for batch in batches(parts, again):
             if batch.carried is not None:
-                there = batch.carried.batch
-                for name in apart & set(there.schema.names):
-                    found[name].add(json_like(there.column(name)))
+                for name in filter(batch.carried.has, apart):
+                    found[name].add(json_like(batch.carried.batch.column(name)))
         for name in apart:
             found[name].carried = []
     return found
@@ -182,10 +184,8 @@ def _note(batch: Batch, found: dict[str, Seen]) -> None:
     if batch.carried is not None:
         for name in batch.carried.names:
             found.setdefault(name, Seen())
-        for field, column in zip(
-            batch.carried.batch.schema, batch.carried.batch.columns, strict=True
-        ):
-            found[field.name].carry(field, column)
+        for field, num_values in zip(batch.carried.fields, batch.carried.num_values, strict=True):
+            found[field.name].carry(field, num_values)
     columns: dict[str, list[Any]] = {}
     for record in batch.records:
         for name, value in record.items():

@@ -36,13 +36,27 @@ class Shard(NamedTuple):
     place: tuple[int, ...]
 
 
-class ArrowRow(dict[str, Any]):
-    """A record that is row ``index`` of the Arrow ``batch``. A copy of it is a plain dict."""
+class Origin(NamedTuple):
+    """Where a batch lies: in ``file`` of the source's files, in row group ``group`` from ``row``
+    on.
+    """
 
-    __slots__ = ("batch", "index")
+    file: int
+    group: int
+    row: int
+
+
+class ArrowRow(dict[str, Any]):
+    """A record that is row ``index`` of the Arrow ``batch``. A copy of it is a plain dict.
+
+    ``origin`` of the batch; None where its rows cannot be found again by a range.
+    """
+
+    __slots__ = ("batch", "index", "origin")
 
     batch: Any
     index: int
+    origin: Origin | None
 
 
 @dataclass(frozen=True)
@@ -103,10 +117,16 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFile:
-    """``path`` is what is read; ``name`` is what the user knows it by."""
+    """``path`` is what is read; ``name`` is what the user knows it by.
+
+    ``number`` among the files of the source; ``stamp``: its bytes and its time when the run was
+    started.
+    """
 
     path: Path
     name: str
+    number: int = 0
+    stamp: tuple[int, int] | None = None
 
 
 class Format(Protocol):
@@ -227,21 +247,16 @@ class Source:
 
     def metadata(self) -> dict[bytes, bytes]:
         """What the schema of its first file carries beside the columns; none for text files."""
-        schema = self._schema
-        return {} if schema is None else dict(schema.metadata or {})
+        return {} if self._footer is None else dict(self._footer.metadata)
 
     def lost_as_text(self) -> list[str]:
         """Sentences about what JSON lines and CSV cannot hold of it."""
-        if self._schema is None:
-            return []
-        from muster.pipeline.arrow import lost_as_text
-
-        return lost_as_text(self._schema)
+        return [] if self._footer is None else list(self._footer.lost)
 
     @property
-    def _schema(self) -> Any:
-        schema = getattr(self.format, "schema", None)  # text files have none
-        return None if schema is None or not self._files else schema(self._files[0])
+    def _footer(self) -> Any:
+        footer = getattr(self.format, "footer", None)  # text files have none
+        return None if footer is None or not self.files else footer(self.files[0])
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """Shards of ``rows_per_shard`` rows, by default a 64th of the selected rows but 256 to
@@ -260,7 +275,7 @@ class Source:
         Streams. None is a row that ``where`` leaves out, `BLANK` a blank line.
         """
         place, line, count, begin = shard.place
-        cut, file = Cut(count, place, line), self._files[shard.file]
+        cut, file = Cut(count, place, line), self.files[shard.file]
         stop = min(stop, shard.count)
         rows: Iterator[Row]
         if self.selection.shuffle_seed is None:
@@ -286,10 +301,15 @@ class Source:
             yield number, None if is_other else row
 
     @cached_property
-    def _files(self) -> list[DataFile]:
+    def files(self) -> list[DataFile]:
         return [
-            DataFile(Path(file.get("unpacked", file["path"])), Path(file["path"]).name)
-            for file in self.description["files"]
+            DataFile(
+                Path(file.get("unpacked", file["path"])),
+                Path(file["path"]).name,
+                number,
+                (file["size"], file["mtime_ns"]),
+            )
+            for number, file in enumerate(self.description["files"])
         ]
 
     def _index(self, folder: Path, rows_per_shard: int | None) -> CutIndex:
@@ -298,7 +318,7 @@ class Source:
         selection = self.selection
         index = self._cut(folder, rows_per_shard or DEFAULT_ROWS)
         if not index.num_rows and selection.first_rows != 0:
-            names = ", ".join(file.name for file in self._files[:3])
+            names = ", ".join(file.name for file in self.files[:3])
             raise UsageError(f"There are no rows in {names}.")
         if rows_per_shard is not None:
             return index
@@ -322,7 +342,7 @@ class Source:
 
     def _pieces(self, rows: int, most: int | None) -> Iterator[Piece]:
         first = 0
-        for number, file in enumerate(self._files):
+        for number, file in enumerate(self.files):
             if not file.path.stat().st_size:
                 continue
             for cut in self.format.cuts(file, rows):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import UsageError
-from muster.pipeline.sources.columnar import ArrowStream, Parquet
+from muster.pipeline.sources.columnar import ArrowStream, Footer, Parquet, footers_of
 from muster.pipeline.sources.conditions import parse_conditions
 from muster.pipeline.sources.files import (
     changes,
@@ -97,8 +97,13 @@ def _delimiter(text: str) -> str:
     return found
 
 
-def reopen(description: Mapping[str, Any], folder: Path | None = None) -> Source:
-    """The source that ``describe()`` described; reads no data. ``folder`` as in ``open_input``.
+def reopen(
+    description: Mapping[str, Any],
+    folder: Path | None = None,
+    footers: dict[str, Footer] | None = None,
+) -> Source:
+    """The source that ``describe()`` described; reads no data. ``folder`` as in ``open_input``;
+    ``footers`` of its files as far as they are known.
 
     UsageError when a file is gone or has another size: its shards would hold other rows.
     """
@@ -112,7 +117,7 @@ def reopen(description: Mapping[str, Any], folder: Path | None = None) -> Source
     )
     return Source(
         description=dict(description),
-        format=_format(kind, where, description.get("delimiter")),
+        format=_format(kind, where, description.get("delimiter"), footers or {}),
         selection=selection,
         conditions=where,
         folder=folder,
@@ -155,12 +160,14 @@ def _opened(
     if not sum(file["size"] for file in files):
         raise UsageError(f"There are no records in {text}: it is empty.")
     reading = reading or {}
-    form = _format(kind, (), reading.get("delimiter"))
-    columns: dict[str, None] = {}
-    for file in files:
-        path = Path(file.get("unpacked", file["path"]))
-        if path.stat().st_size:
-            columns.update(dict.fromkeys(form.columns(DataFile(path, Path(file["path"]).name))))
+    found = [
+        DataFile(path, Path(file["path"]).name)
+        for file in files
+        if (path := Path(file.get("unpacked", file["path"]))).stat().st_size
+    ]
+    footers = footers_of(kind, found)
+    form = _format(kind, (), reading.get("delimiter"), footers)
+    columns = dict.fromkeys(name for file in found for name in form.columns(file))
     description: dict[str, Any] = {
         "kind": kind,
         "files": files,
@@ -168,16 +175,16 @@ def _opened(
         **reading,
         "selection": {**dataclasses.asdict(selection), "where": list(selection.where)},
     }
-    return reopen(description, folder)
+    return reopen(description, folder, footers)
 
 
-def _format(kind: str, where: Any, delimiter: str | None) -> Format:
+def _format(kind: str, where: Any, delimiter: str | None, footers: dict[str, Footer]) -> Format:
     if kind == "jsonl":
         return JsonLines()
     if kind in ("csv", "tsv"):
         usual = "," if kind == "csv" else "\t"
         return Delimited(delimiter or usual, is_given=delimiter is not None)
-    return Parquet(where) if kind == "parquet" else ArrowStream()
+    return Parquet(where, footers) if kind == "parquet" else ArrowStream(footers)
 
 
 def _check_selection(selection: Selection) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.apart import apart
+from muster.pipeline.apart import apart
 from muster.pipeline.sinks.formats import spec_of
 
 #: Bits of the three signals, as /proc shows them.
@@ -69,7 +69,7 @@ def test_a_kill_by_the_system_is_said_to_be_for_memory() -> None:
 
 
 def test_it_hears_no_signal_and_ends_with_its_caller() -> None:
-    program = "import time; from muster.pipeline.sinks.apart import apart; apart(time.sleep, 300)"
+    program = "import time; from muster.pipeline.apart import apart; apart(time.sleep, 300)"
     caller = subprocess.Popen([sys.executable, "-c", program])
     try:
         child = _child_of(caller.pid)
