@@ -3,10 +3,11 @@
     python benchmarks/map_images.py            # 40,000 images of 50 kB, 2 GB; minutes
     python benchmarks/map_images.py --quick    # 2,000 images, one round
 
-A binary column of bytes that cannot be compressed, in row groups of 100 rows, and a stage that looks
-at each image and returns its record (``same``), or a new image (``new``), on two workers. The copy is
-one process, which reads batches, writes them with the compression that muster uses, and syncs.
-Seconds are from the start of the command to its end; processor seconds are of all its processes.
+A binary column of bytes that cannot be compressed, in row groups of 100 rows, and a stage that
+looks at each image and returns its record (``same``), or a new image (``new``), on two workers. The
+copy is one process, which reads batches, writes them with the compression that muster uses, and
+syncs. Seconds are from the start of the command to its end; processor seconds are of all its
+processes.
 Goal: 0.9 of the copy's rate for ``same``.
 """
 
@@ -124,8 +125,9 @@ def main() -> None:
             ),
         }
         rate, ratio, work = record[one].values()
-        rows.append([one, f"{rate['median']:,.0f}", f"{ratio['median']:.2f}",
-                     f"[{ratio['low']:.2f}–{ratio['high']:.2f}]", f"{work['median']:.2f}"])  # fmt: skip
+        range_ = f"[{ratio['low']:.2f}–{ratio['high']:.2f}]"
+        figures = f"{rate['median']:,.0f}", f"{ratio['median']:.2f}", range_
+        rows.append([one, *figures, f"{work['median']:.2f}"])
     print(f"\n{args.images:,} images of {SIZE:,} bytes, {args.repeats} rounds")
     table(["", "images/s", "of the copy", "range", "× its processor time"], rows)
     if "same" in record:

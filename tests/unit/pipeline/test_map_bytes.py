@@ -1,4 +1,4 @@
-"""Bytes on their way from Parquet to Parquet: never text, and left where they are if they can be."""
+"""Bytes from Parquet to Parquet: they are never text, and stay where they are if they can."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ IMAGES = [bytes((n * i + 10 * (i % 7 == 0)) % 256 for i in range(SIZE)) for n in
 def chunks(place: Path, stage: str, selection: Selection | None = None) -> tuple[Source, Done]:
     table = pa.table({"n": range(COUNT), "image": IMAGES})
     pq.write_table(table, place / "in.parquet", row_group_size=7)
-    source = open_input(
-        place / "in.parquet", selection or Selection(), folder=place / "input"
-    )
+    source = open_input(place / "in.parquet", selection or Selection(), folder=place / "input")
     how = {"keeps_types": True, "keeps_ids": False, "batch_size": 4}
     return source, run_chunks(source, place, stage, **how)
 
