@@ -6,6 +6,7 @@ import datetime
 import decimal
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -94,20 +95,36 @@ class ParquetEncoder:
         self.notes = tuple(notes)
 
     def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
-        with _plain_memory(), pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
-            group: list[Any] = []
-            rows = size = 0
-            for batch in batches(parts, self._again):
-                table = self._table(batch)
-                group.append(table)
-                rows, size = rows + table.num_rows, size + table.nbytes
-                if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(group), row_group_size=rows)
-                    group, rows, size = [], 0, 0
-            if group:
-                writer.write_table(pa.Table.from_batches(group), row_group_size=rows)
+        with (
+            _plain_memory(),
+            pq.ParquetWriter(file, self.schema, compression="zstd") as writer,
+            ThreadPoolExecutor(1) as thread,
+        ):
+
+            def write(group: Any) -> None:
+                writer.write_table(group, row_group_size=group.num_rows)
+
+            # A row group is encoded while the next one is read.
+            at_work = thread.submit(int)
+            for group in self._groups(parts):
+                at_work.result()
+                at_work = thread.submit(write, group)
+            at_work.result()
         if self._again is not None:
             self._again.check_unchanged()
+
+    def _groups(self, parts: Sequence[Part]) -> Iterator[Any]:
+        group: list[Any] = []
+        rows = size = 0
+        for batch in batches(parts, self._again):
+            table = self._table(batch)
+            group.append(table)
+            rows, size = rows + table.num_rows, size + table.nbytes
+            if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+                yield pa.Table.from_batches(group)
+                group, rows, size = [], 0, 0
+        if group:
+            yield pa.Table.from_batches(group)
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
