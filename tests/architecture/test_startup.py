@@ -67,6 +67,21 @@ def test_nothing_heavy_is_imported(start: str) -> None:
     assert loaded & set(HEAVY) <= allowed
 
 
+#: Found in profiles of a start: each takes milliseconds in every process, and is of no use there.
+IDLE = {
+    "muster.base.reaper": {"dataclasses", "inspect", "json", "secrets", "subprocess", "tempfile"},
+    "muster.farm.worker.main": {"logging", "pickle", "secrets", "subprocess", "tempfile"},
+    "muster.cli.commands.sweep": {"email", "filelock", "importlib.metadata", "secrets"},
+}
+
+
+@pytest.mark.parametrize("module", IDLE)
+def test_what_a_process_does_not_use_is_not_imported(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not IDLE[module] & set(done.stdout.split())
+
+
 def test_the_coordinator_of_a_sweep_never_imports_torch() -> None:
     code = """
 import sys, tempfile, pathlib, muster

@@ -18,7 +18,6 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run
 from muster.run.session import is_held, open_run
-from muster.slurm.commands import jobs_at_work
 
 
 def check_code(folder: RunFolder, now: Code, *, may_change: bool) -> None:
@@ -142,6 +141,8 @@ def _free_name(place: Path) -> Path:
 
 def _refuse_at_work(folder: RunFolder) -> None:
     """SetupError where an element or a job may still write to the folder."""
+    from muster.slurm.commands import jobs_at_work
+
     busy = [f"element {element.name}" for element in _elements(folder) if is_held(element)]
     busy += [f"job {job}" for job in jobs_at_work(folder)]
     if busy:

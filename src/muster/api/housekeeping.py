@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Self
@@ -13,11 +11,12 @@ from typing import Self
 from muster.api.lending import Lending
 from muster.api.options import SweepOptions
 from muster.api.rehearsal import Rehearsal
+from muster.api.runs import exporter
 from muster.api.services import Services
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import Clock, SystemClock
 from muster.base.processes import family
-from muster.base.settings import Settings, child_environment
+from muster.base.settings import Settings
 from muster.devices.discovery import discover
 from muster.devices.packing import CONTEXT_MIB, MemorySampler, workers_that_fit
 from muster.farm.events import Capacity, Event
@@ -147,12 +146,13 @@ class Housekeeping:
         """Export in a process of its own: pyarrow would double the coordinator's memory."""
         if self._exporter is not None and self._exporter.poll() is None:
             return
+        argv, environment = exporter(self._folder)
         self._exporter = subprocess.Popen(
-            [sys.executable, "-m", "muster.farm.export", str(self._folder.path), str(os.getpid())],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=child_environment({}),
+            env=environment,
         )
 
 

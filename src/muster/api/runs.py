@@ -463,13 +463,14 @@ def open_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
 
 def refresh_export(folder: RunFolder) -> None:
     """Renew the exported table in a child process; a failure leaves the old one in place."""
+    argv, environment = exporter(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "muster.farm.export", str(folder.path), str(os.getpid())],
+        argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
         start_new_session=True,  # Ctrl-C in a terminal is for us: a second one ends it
-        env=child_environment({}),
+        env=environment,
     )
     if done.returncode != 0:
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
@@ -479,3 +480,10 @@ def refresh_export(folder: RunFolder) -> None:
             hint="correct the cause, then: "
             f"muster export {shell_word(folder.path)} --to results.csv",
         )
+
+
+def exporter(folder: RunFolder) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the process that writes the table, which ends with us."""
+    argv = [sys.executable, "-m", "muster.farm.export", str(folder.path), str(os.getpid())]
+    # It calculates nothing: NumPy's threads would only wait, with all of a core each.
+    return argv, child_environment({"OPENBLAS_NUM_THREADS": "1"})

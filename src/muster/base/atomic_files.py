@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     On an exception the temporary file is removed and ``path`` stays as it was.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     # The kernel takes this process's mask off the mode; asking for the mask would mean to change
     # it, and another thread's file would be made with none.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -13,7 +13,6 @@ is never followed; a repair in it must not refuse every run that there is.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import os
 import shlex
 import warnings
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from muster.base.cells import is_snapshot, name_of
 from muster.base.errors import PlanMismatchError, TargetError
-from muster.base.modules import Finder, Found, is_installed, read_source
+from muster.base.modules import Finder, Found, is_installed, read_source, version_of
 from muster.base.target import TargetRef, find_source
 
 #: File name (relative to the project folder, with ``/``) → sha256 of its bytes; and for recipes
@@ -352,7 +351,4 @@ def _has_shebang(path: Path) -> bool:
 
 
 def _version() -> str:
-    try:
-        return importlib.metadata.version(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    return version_of(_PACKAGE) or "unknown"

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import select
 import signal
-import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from muster.base.processes import IS_LINUX, end_marked
-from muster.base.settings import RUN_MARKER, child_environment
+from muster.base.processes import IS_LINUX, RUN_MARKER, end_marked
 
 if sys.platform == "linux":
     import fcntl
+if TYPE_CHECKING:
+    import subprocess
 
 _GOODBYE_S = 5.0
 
@@ -42,6 +41,10 @@ class Reaper:
     def start(self) -> None:
         if not IS_LINUX:
             return
+        import subprocess  # not above: the reaper and every worker begin sooner without
+
+        from muster.base.settings import child_environment
+
         read_end, self._pipe = os.pipe()
         source = str(Path(__file__).parents[2])
         # Without site-packages: a reaper must start fast and outlive a broken environment.
@@ -62,8 +65,10 @@ class Reaper:
         os.close(read_end)
 
     def check(self) -> None:
-        """Replace a reaper that has died; costs one system call."""
-        if self._process is not None and self._process.poll() is not None:
+        """Start one where there is none, or where it has died; costs one system call."""
+        if self._process is None:
+            self.start()
+        elif self._process.poll() is not None:
             os.close(self._pipe)
             self.start()
 
@@ -71,6 +76,8 @@ class Reaper:
         """Everything has been ended: the reaper may go."""
         if self._process is None:
             return
+        import subprocess
+
         with suppress(BrokenPipeError):
             os.write(self._pipe, b".")
         os.close(self._pipe)
@@ -89,7 +96,7 @@ def guarded() -> dict[str, str]:
     """The environment of programs that a reaper kills with all of theirs when this process is gone,
     however it ends.
     """
-    mark = f"guarded-{secrets.token_hex(8)}"
+    mark = f"guarded-{os.urandom(8).hex()}"
     _KEPT.append(Reaper(mark))
     _KEPT[-1].start()
     return {RUN_MARKER: mark}
@@ -130,6 +137,8 @@ def die_with_parent(parent_pid: int) -> None:
         if os.getppid() != parent_pid:  # it died before the request took effect
             os._exit(70)
     elif sys.platform != "win32":
+        import threading
+
         threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
 
 

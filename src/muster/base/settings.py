@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-#: Carried by every process muster starts for a run, so that descendants which left their
-#: session are still recognised as ours.
-RUN_MARKER = "MUSTER_RUN_MARK"
 #: How many workers share the GPU of the one that reads it.
 WORKERS_PER_GPU = "MUSTER_WORKERS_PER_GPU"
 #: Of a command that is a task: the folder of its attempt, and one that all attempts find.
 TASK_DIR, CHECKPOINT_DIR = "MUSTER_TASK_DIR", "MUSTER_CHECKPOINT_DIR"
 #: Set by a user whose tasks import a torch that cannot use the GPU, and use the GPU without it.
 ALLOW_CPU_TORCH = "MUSTER_ALLOW_CPU_TORCH"
-_IS_WINDOWS = sys.platform == "win32"
+if sys.platform == "win32":
+    import tempfile
+
+    _TEMPORARY = tempfile.gettempdir()
+else:
+    _TEMPORARY = "/tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Settings:
     state_folder: Path = Path("~/.local/state")
     mps_folder: Path = Path("/tmp/nvidia-mps")
     # Not where TMPDIR says, which each user may have set to a place of his own.
-    lease_folder: Path = Path(tempfile.gettempdir() if _IS_WINDOWS else "/tmp") / "muster-leases"
+    lease_folder: Path = Path(_TEMPORARY) / "muster-leases"
     queue_rules: Path = Path("/etc/muster/queue.toml")
     slurm_site: Path = Path("~/.config/muster/slurm.toml")
     slurm_job_id: str | None = None

@@ -14,8 +14,7 @@ import sys
 import types
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 
 PRIVATE_PREFIX = f"{__name__}."
@@ -42,20 +41,17 @@ def load_file(path: str, source: bytes) -> types.ModuleType:
     return module
 
 
-class _File(Loader):
+class _File(SourceFileLoader):
     """Reads the file itself: cached byte code is found by time stamp and size, and can be older
     than an edit within the same second.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-
     def exec_module(self, module: types.ModuleType) -> None:
-        with open(self._path, "rb") as file:  # noqa: PTH123  (spawned children: no pathlib)
-            _execute(module, self._path, file.read())
+        with open(self.path, "rb") as file:  # noqa: PTH123  (spawned children: no pathlib)
+            _execute(module, self.path, file.read())
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(
         self,
         fullname: str,
@@ -93,7 +89,7 @@ class _Spec(ModuleSpec):
 
 
 def _spec_of(name: str, path: str) -> ModuleSpec:
-    spec = _Spec(name, _File(path), origin=path)
+    spec = _Spec(name, _File(name, path), origin=path)
     spec.has_location = True
     return spec
 

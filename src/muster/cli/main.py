@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -235,8 +236,10 @@ def run_command(command: str, rest: list[str]) -> int:
     """Do what a command says; returns its exit code, and raises what it raises."""
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS)
-    module, _, function = COMMANDS[command][0].partition(":")
-    result: int = getattr(importlib.import_module(module), function)(rest)
+    name, _, function = COMMANDS[command][0].partition(":")
+    module = importlib.import_module(name)
+    gc.freeze()  # what is imported stays: the collector need not look at it again and again
+    result: int = getattr(module, function)(rest)
     return result
 
 

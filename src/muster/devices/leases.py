@@ -21,9 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Self
 
 from muster.base.clock import Clock, SystemClock, iso_utc
 from muster.base.errors import SetupError
@@ -35,6 +33,9 @@ from muster.devices.placement import Placement, place
 from muster.devices.queue import Rules
 from muster.devices.queue_rules import read_rules
 from muster.devices.tickets import Note, Use, add_up, own_uid, read_notes, user_name
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _CLOCK = SystemClock()
 _TOUCH_EVERY_S = 20.0
@@ -118,6 +119,8 @@ def acquire(
     A second lease in the same process is refused too: it would be a second use of the GPU. Raises
     SetupError where the lease folder cannot be used.
     """
+    from filelock import FileLock, Timeout  # where there is a GPU
+
     folder = settings.lease_folder
     path = folder / f"{uuid.replace('/', '_')}.lock"
     try:

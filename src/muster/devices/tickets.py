@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 import sys
 import time
@@ -54,7 +53,7 @@ class Note:
     """A file about this process in the lease folder. Raises OSError where it cannot be written."""
 
     def __init__(self, folder: Path, kind: Kind, record: dict[str, Any]) -> None:
-        self.path = folder / f"{time.time_ns():x}-{os.getpid()}-{secrets.token_hex(3)}.{kind}"
+        self.path = folder / f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}.{kind}"
         self._handle = -1
         self.record: dict[str, Any] = {}
         self.put(record)
@@ -262,7 +261,7 @@ def add_up(folder: Path, half_life_s: float, ended: Use | None = None) -> None:
         is_over = note.kind == "used" or (note.kind == "claim" and not note.is_alive)
         if note.uid != own_uid() or not is_over:
             continue
-        taken = note.path.with_name(f"{note.path.name}.{secrets.token_hex(3)}")
+        taken = note.path.with_name(f"{note.path.name}.{os.urandom(3).hex()}")
         with suppress(OSError):
             note.path.rename(taken)
             mine.append(taken)

@@ -103,6 +103,7 @@ class Coordinator:
 
     def _loop(self) -> None:
         goodbye_s: float | None = None
+        self._turn([], self._now())  # processes start while a first picture is made and written
         while not self._stopping:
             events = self._executor.poll(self._patience_s())
             if events and not self._listing.goes_on and not self._fills_commit(events):

@@ -23,7 +23,6 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import pickle
 import re
 import shutil
 import struct
@@ -135,6 +134,8 @@ def plain(value: object, path: str, depth: int = 0, *, kept: _Kept = _RESULT) ->
 
 def keep_beside(folder: Path, name: str, value: object) -> str:
     """Write ``value`` into a file of ``folder``, pickled, or as text; returns the file's name."""
+    import pickle
+
     stem = re.sub(r"[^\w.-]+", "-", name)[:80].strip("-.") or _VALUE
     stem = _free_name({path.stem for path in folder.iterdir()}, stem)
     try:

@@ -18,7 +18,7 @@ from typing import IO
 from muster.base import processes
 from muster.base.errors import MissingPackageError, SetupError, how_to_install
 from muster.base.reaper import Reaper
-from muster.base.settings import RUN_MARKER, child_environment, waiting_threads
+from muster.base.settings import child_environment, waiting_threads
 
 #: As in pyproject.toml, which pip does not look at where the extra was not asked for.
 OLDEST_TORCH = (2, 7)
@@ -37,7 +37,11 @@ class SupervisorHandle(contextlib.AbstractContextManager["SupervisorHandle"]):
         self._reaper = Reaper(self.mark)
         self._reaper.start()
         # Its own BLAS has one thread, or it could not be forked; ranks get their share.
-        environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1", **waiting_threads()}
+        environment = {
+            processes.RUN_MARKER: self.mark,
+            "OPENBLAS_NUM_THREADS": "1",
+            **waiting_threads(),
+        }
         command = [sys.executable, "-u", "-P", "-m", "muster.supervisor.main", str(os.getpid())]
         self.process = subprocess.Popen(
             [*command, *(["fork"] if forks else [])],

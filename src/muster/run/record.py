@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from muster.base.atomic_files import explain_os_error, replacing
 from muster.base.codec import MalformedError, as_read_back, decode, read_record, write_json
 from muster.base.errors import PlanMismatchError, SetupError
+from muster.base.modules import version_of
 from muster.base.shown_text import command_line, shell_word
 from muster.run.folder import RunFolder
 
@@ -125,15 +127,21 @@ def plain_options(options: Any) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """What ran this: enough to set it up again."""
-    import importlib.metadata  # 30 modules, which pilots and others that only read do without
-
-    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
+    versions = {"python": sys.version.split()[0], "platform": _platform()}
     for package in ("muster-gpu", "torch", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if version := version_of(package):
+            versions[package] = version
     return versions
+
+
+def _platform() -> str:
+    """As `platform.platform` has it, which on Linux starts a process to leave its answer out."""
+    if sys.platform != "linux":
+        return platform.platform()
+    system = os.uname()
+    library = "".join(platform.libc_ver())
+    parts = (system.sysname, system.release, system.machine, library and f"with-{library}")
+    return "-".join(filter(None, parts))
 
 
 def write_run(folder: RunFolder, stored: RunRecord) -> None:

@@ -16,8 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from muster.base import cells
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
@@ -84,6 +82,8 @@ def is_held(folder: RunFolder) -> bool:
 @contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
     if sys.platform != "linux":
+        from filelock import FileLock, Timeout
+
         lock = FileLock(folder.lock)
         try:
             folder.lock.touch()
@@ -133,6 +133,8 @@ def _has_the_name(lock: os.stat_result, folder: RunFolder) -> bool:
 
 def _is_locked_elsewhere(folder: RunFolder) -> bool:
     """Whether the lock is taken. This system cannot be asked about locks, so it is tried."""
+    from filelock import FileLock, Timeout
+
     lock = FileLock(folder.lock)
     try:
         lock.acquire(blocking=False)

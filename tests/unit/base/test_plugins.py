@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +13,14 @@ import pytest
 from muster.api.options import as_trackers
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import TargetError, UnknownNameError
-from muster.base.modules import all_plugins, load_plugin, plugins
+from muster.base.modules import all_plugins, load_plugin, plugins, version_of
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import Extension, Facts
 from muster.doctor.gather_probes import gather_extensions
 from muster.farm.executors.table import check_executor
 from muster.generation import EngineSpec
 from muster.pipeline.engines.engine import open_engine
+from muster.run.record import environment
 
 PLACE = Place(Path("trackers"), Path("tb"))
 
@@ -212,3 +215,22 @@ def test_a_check_that_cannot_be_imported_is_not_tried_again(site: Path) -> None:
     assert plugins("check")["hangs"].package == "slow"
     with pytest.raises(TargetError, match="imported again"):
         load_plugin("check", "hangs")
+
+
+@pytest.mark.parametrize("package", ["muster-gpu", "torch", "numpy", "nvidia-ml-py"])
+def test_a_version_is_the_one_that_python_names(package: str) -> None:
+    assert version_of(package) == importlib.metadata.version(package)
+
+
+def test_a_package_that_is_not_installed_has_no_version(tmp_path: Path) -> None:
+    (tmp_path / "other-1.dist-info").mkdir()
+    sys.path.append(str(tmp_path))
+    try:
+        assert version_of("other") == "1"
+        assert version_of("oth") is None
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_the_platform_in_a_record_is_the_one_that_python_names() -> None:
+    assert environment()["platform"] == platform.platform()

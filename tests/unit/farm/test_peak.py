@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from muster.farm.worker.memory import Peak
+from muster.farm.worker.memory import Peak, can_watch, wait_for
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the kernel cannot forget a peak"
@@ -63,3 +64,23 @@ def test_a_task_that_takes_the_descriptors_of_others_spoils_no_result() -> None:
         os.dup2(other.fileno(), peak._size)
     small = _of(peak, 0)
     assert 0 < small and _of(peak, 96) > small
+
+
+def test_a_task_of_no_time_has_what_it_began_with() -> None:
+    peak = Peak()
+    peak.begin()
+    before = _mib(peak)
+    peak.begin()
+    block = b"1" * (96 * _MIB)  # as no task can in that time
+    found, _ = peak.mib(seconds=1e-5)
+    assert block and found is not None and found < before + 16
+
+
+@pytest.mark.skipif(not can_watch(), reason="nobody tells of the end of a program")
+def test_something_is_done_while_a_program_runs_() -> None:
+    calls: list[float] = []
+    pid = os.posix_spawnp("sleep", ["sleep", "1.4"], os.environ)
+    status, peak = wait_for(pid, lambda: calls.append(time.monotonic()))
+    assert status == 0
+    assert peak is not None and peak > 0
+    assert 1 <= len(calls) <= 2, "twice a second"

@@ -24,8 +24,8 @@ from typing import IO
 from muster.api.trackers.feed import DONE, Held, Position, feed, read_position
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import MusterError, UsageError
-from muster.base.processes import end_marked
-from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
+from muster.base.processes import RUN_MARKER, end_marked
+from muster.base.settings import child_environment, secrets, variable
 from muster.base.shown_text import count, one_line, shell_word, without_secrets
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, read_run

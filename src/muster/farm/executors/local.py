@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -97,7 +96,7 @@ class LocalExecutor:
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
         # Another mark each time, or the reaper of a killed coordinator would end our workers too.
-        self._mark = f"{assignment.run_id}-{secrets.token_hex(4)}"
+        self._mark = f"{assignment.run_id}-{os.urandom(4).hex()}"
         self._reaper = Reaper(self._mark)
         self._releasing: list[_Release] = []
         self._not_started: list[WorkerDied] = []
@@ -107,7 +106,6 @@ class LocalExecutor:
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
-        self._reaper.start()
         # Never written to: when we end, however we end, the kernel kills the groups of workers.
         self._lifeline, self._our_end = os.pipe()
 
@@ -253,7 +251,8 @@ class LocalExecutor:
         for worker in dead.values():
             self._reap(worker, events)
         self._await_memory(events)
-        self._reaper.check()
+        if self._workers:  # they begin before it, and no task has begun
+            self._reaper.check()
         self._housekeep()
         return events
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
+from muster.base.processes import RUN_MARKER
 from muster.base.settings import (
     CHECKPOINT_DIR,
-    RUN_MARKER,
     TASK_DIR,
     WORKERS_PER_GPU,
     child_environment,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import stat
 from collections.abc import Iterable
@@ -48,7 +47,7 @@ class Mark(NamedTuple):
     def fork(self) -> Mark:
         """The mark of a ledger that is restored from this one."""
         history = (*self.history, (self.branch, self.shipments))
-        return Mark(secrets.token_hex(8), self.shipments, self.shipments, history)
+        return Mark(os.urandom(8).hex(), self.shipments, self.shipments, history)
 
     def contains(self, other: Mark) -> bool:
         """Whether everything that ``other`` has acknowledged is in this ledger too."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal as signals
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +20,9 @@ from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
+from muster.farm.worker.gather import Follower
 from muster.farm.worker.logs import TaskLog
-from muster.farm.worker.memory import wait_for
+from muster.farm.worker.memory import can_watch, wait_for
 from muster.run.folder import RESULT_FILE
 
 #: Linux takes no longer string in an environment.
@@ -74,7 +74,7 @@ def run_command(
             environment = _environment(params, context)
             environment[METRICS_FILE] = str(follower.path)
             passes_on = not spec.shell and spec.argv[0] == OWN_PROGRAM
-            code = _spawn_and_wait(argv, environment, context, passes_on=passes_on)
+            code = _spawn_and_wait(argv, environment, context, follower, passes_on=passes_on)
         if code < 0:
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:
@@ -109,14 +109,23 @@ def _source(
 
 
 def _spawn_and_wait(
-    argv: list[str], environment: dict[str, str], context: Context, *, passes_on: bool
+    argv: list[str],
+    environment: dict[str, str],
+    context: Context,
+    follower: Follower,
+    *,
+    passes_on: bool,
 ) -> int:
     """Exit code, or minus the signal. The command stays in the worker's session and group.
 
     ``passes_on``: it tells its own processes by itself that they are to end.
     """
+    if not can_watch():
+        follower.look_regularly()
     try:
         if sys.platform == "win32":
+            import subprocess
+
             return subprocess.run(
                 argv, stdin=subprocess.DEVNULL, check=False, env=environment
             ).returncode
@@ -128,7 +137,7 @@ def _spawn_and_wait(
         raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
     context.runs(pid, passes_on=passes_on)
     try:
-        status, context.command_peak_mib = wait_for(pid)
+        status, context.command_peak_mib = wait_for(pid, follower.look)
     finally:
         context.runs(None)
     return os.waitstatus_to_exitcode(status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.metric_log import as_number
@@ -22,6 +21,9 @@ from muster.farm.worker.gather import Follower, Gatherer, JointGatherer
 from muster.farm.worker.inbox import Halt, Line
 from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    import logging
 
 _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"
@@ -186,6 +188,7 @@ class Context:
         if self._follower is None:
             self._follower = self.follower()
             self._follower.__enter__()
+            self._follower.look_regularly()
         return str(self._follower.path)
 
     def end_log(self) -> None:

@@ -185,6 +185,9 @@ class Follower:
     The file and the places where it was cut into frames outlive the attempt: the next one sends all
     frames of an earlier attempt again as that attempt's, and the last one up to the file's end. A
     frame is numbered by where it begins, so what the coordinator has is recorded once.
+
+    A context: on leaving it the rest is forwarded, also a last line without an end. Until then
+    whoever waits for the program calls ``look`` twice a second, or else a thread does.
     """
 
     def __init__(self, folder: RunFolder, key: str, task_id: int, token: int, line: Line) -> None:
@@ -198,29 +201,34 @@ class Follower:
         self._num_lines = self._num_starts = 0
         self._complaints: set[str] = set()
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
         self.last: dict[str, float] = {}  # of this attempt, and not what the sources have
-        self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
 
     def __enter__(self) -> Follower:
         for token, path in enumerate(self._earlier, 1):
             if path.exists():
                 with self._forgiving():
                     self._send_again(token, path)
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Forward the rest, also a last line without an end."""
-        self._ended.set()
-        self._thread.join()
-        self._look(is_over=True)
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join()
+        self.look(is_over=True)
+
+    def look_regularly(self) -> None:
+        """Have a thread look, where nobody waits for the program."""
+        self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
+        self._thread.start()
 
     def _follow(self) -> None:
         while not self._ended.wait(SEND_EVERY_S):
-            self._look(is_over=False)
+            self.look()
 
-    def _look(self, *, is_over: bool) -> None:
+    def look(self, *, is_over: bool = False) -> None:
+        """Forward what has been written since the last time."""
         for look in (self._forward, *(source.look for source in self.sources)):
             with self._forgiving():
                 look(is_over=is_over)

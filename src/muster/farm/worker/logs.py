@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    import logging
 
 #: A task keeps this much of its output, from both ends, once the log is bounded.
 TASK_CAP = 1 << 20
@@ -123,6 +125,8 @@ def _reopened(number: int) -> TextIO:
 
 def task_logger(run: str, task: str, attempt: int) -> logging.Logger:
     """A logger whose lines carry run, task, attempt and process id."""
+    import logging
+
     logger = logging.getLogger("muster.task")
     form = f"%(asctime)s %(levelname)s {run} {task} attempt={attempt} pid=%(process)d %(message)s"
     if not logger.handlers:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import mmap
 import os
 import select
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +20,8 @@ if sys.platform != "win32":
     import resource
 
 _FIRST_LOOK_S, _LONGEST_S = 0.01, 0.5
+#: In less time the kernel fills a MiB or two at most, and to ask it takes a tenth of that.
+_TOO_SHORT_S = 1e-4
 _SELF = Path("/proc/self")
 _STATM_BYTES = 256
 _PAGE_MIB = mmap.PAGESIZE / 2**20
@@ -26,7 +32,7 @@ class Peak:
 
     Where CUDA is in use it is the device's memory, else this process's resident set. Reading the
     latter's peak costs more than a short task, and a process that had no page fault has got no
-    memory: its peak is then what it began with.
+    memory: its peak is then what it began with. So is that of a task of less than 0.1 ms.
     """
 
     def __init__(self) -> None:
@@ -51,8 +57,9 @@ class Peak:
             self._resident, self._faults = self._resident_now(), _page_faults()
             self._has_grown = False
 
-    def mib(self) -> tuple[float | None, bool]:
-        """The peak in MiB, and whether it is memory of the device.
+    def mib(self, seconds: float = math.inf) -> tuple[float | None, bool]:
+        """The peak in MiB, and whether it is memory of the device. ``seconds``: how long it is
+        since ``begin``.
 
         Without Linux's ``/proc/self/clear_refs`` it is the peak of the whole process so far, an
         upper bound. It is ``None`` where neither is known.
@@ -67,7 +74,8 @@ class Peak:
             return peak, True
         if sys.platform == "win32":
             return None, False
-        if self._resident and 0 < self._faults == _page_faults():
+        is_short = seconds < _TOO_SHORT_S
+        if self._resident and (is_short or 0 < self._faults == _page_faults()):
             return self._resident, False
         self._has_grown = True
         _, highest = _resident_mib("self")
@@ -82,16 +90,14 @@ class Peak:
             return 0.0
 
 
-def wait_for(pid: int) -> tuple[int, float | None]:
+def wait_for(pid: int, meanwhile: Callable[[], None]) -> tuple[int, float | None]:
     """Wait for a child; returns its wait status and the peak resident memory of its tree in MiB.
 
     The tree is measured every half a second, and more often early on; pages that its processes
     share count in each. Where there is no /proc it is the peak of the largest single process.
+    ``meanwhile`` is called twice a second, where it is possible (see `can_watch`).
     """
-    sampled = 0.0
-    if hasattr(os, "pidfd_open"):
-        with suppress(OSError):
-            sampled = _watch(pid)
+    sampled = _watch(pid, meanwhile) if can_watch() else 0.0
     _, status, usage = os.wait4(pid, 0)
     largest = _mib(usage.ru_maxrss)
     # Between fork and exec a child counts as large as this process was.
@@ -100,15 +106,32 @@ def wait_for(pid: int) -> tuple[int, float | None]:
     return status, sampled
 
 
-def _watch(pid: int) -> float:
+@functools.cache
+def can_watch() -> bool:
+    """Whether a program can be waited for and something else be done meanwhile: on Linux, unless a
+    sandbox refuses it.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def _watch(pid: int, meanwhile: Callable[[], None]) -> float:
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        highest, wait_s = 0.0, _FIRST_LOOK_S
+        highest, wait_s, looked_s = 0.0, _FIRST_LOOK_S, time.monotonic()
         while not poll.poll(1000 * wait_s):
             highest = max(highest, _tree_mib(pid))
             wait_s = min(2 * wait_s, _LONGEST_S)
+            if (now := time.monotonic()) - looked_s >= _LONGEST_S:
+                looked_s = now
+                meanwhile()
         return highest
     finally:
         os.close(descriptor)

@@ -145,8 +145,9 @@ class Performer:
         if context is not None:
             context.end_log()  # ahead of the result
         failure = self._ask_device(failure)
+        seconds = time.perf_counter() - begin
         if loaded.function is not None:
-            peak, on_device = self._peak.mib()
+            peak, on_device = self._peak.mib(seconds)
         else:
             peak, on_device = context.command_peak_mib if context is not None else None, False
         finished = Finished(
@@ -154,7 +155,7 @@ class Performer:
             order.token,
             Outcome.OK,
             started,
-            time.perf_counter() - begin,
+            seconds,
             log_start,
             self._end(),
             peak,
