@@ -42,6 +42,8 @@ MAX_DEPTH = 80
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _OPTIONS | orjson.OPT_SORT_KEYS
 _MOST_JOINED = 2**24
+#: Where this is in an encoded text, it may hold what JSON lacks.
+TAG = b'"$'
 
 
 def encode(value: object) -> bytes:
@@ -52,7 +54,7 @@ def encode(value: object) -> bytes:
         return _encode_tagged(value, _OPTIONS)
     # orjson silently writes NaN as null, so each null is suspicious; scanning the bytes
     # is far cheaper than looking at every value of the many dicts that hold neither.
-    if (b"null" in data and not _is_of_none(value, data)) or b'"$' in data:
+    if (b"null" in data and not _is_of_none(value, data)) or TAG in data:
         return _encode_tagged(value, _OPTIONS)
     return data
 
@@ -71,15 +73,20 @@ def encode_canonical(value: object) -> bytes:
         data = orjson.dumps(value, None, _CANONICAL)
     except TypeError:
         return _encode_tagged(value, _CANONICAL)
-    if (b"null" in data and not _is_of_none(value, data)) or b'"$' in data:
+    if (b"null" in data and not _is_of_none(value, data)) or TAG in data:
         return _encode_tagged(value, _CANONICAL)
     return data
+
+
+def encode_json(value: object) -> bytes:
+    """`encode` of what has only values that JSON has, in a third of the time."""
+    return orjson.dumps(value, None, _OPTIONS)
 
 
 def decode(data: bytes) -> Any:
     """The value that was encoded; ValueError when ``data`` was not written by this module."""
     value = orjson.loads(data)
-    return _untag(value) if b'"$' in data else value
+    return _untag(value) if TAG in data else value
 
 
 def decode_all(texts: Sequence[bytes]) -> list[Any]:
@@ -87,7 +94,7 @@ def decode_all(texts: Sequence[bytes]) -> list[Any]:
     if sum(map(len, texts)) > _MOST_JOINED:
         return [decode(text) for text in texts]
     joined = b",".join(texts)
-    if b'"$' in joined:
+    if TAG in joined:
         return [decode(text) for text in texts]
     values: list[Any] = orjson.loads(b"[" + joined + b"]")
     return values

@@ -71,8 +71,11 @@ class Coordinator:
             self._scheduler.roster.adopt(slot_id, held, beside.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, beside.clock.monotonic_s())
         self._listing = Listing(plan, ledger)
+        self._early: list[Event] = []  # heard while an away ledger's tasks were listed
+        self._heard: list[Request] = []
         self._refetch = False
         self._asked = Asked(ledger, plan)
+        self._is_to_cancel = False  # once all tasks are known
         self._cancelling = False
         self._stopping = False
         self._interrupted = False
@@ -105,13 +108,14 @@ class Coordinator:
         goodbye_s: float | None = None
         self._turn([], self._now())  # processes start while a first picture is made and written
         while not self._stopping:
-            events = self._executor.poll(self._patience_s())
+            events, self._early = self._early, []
+            events += self._executor.poll(self._patience_s())
             if events and not self._listing.goes_on and not self._fills_commit(events):
                 events += self._gather()
             now = self._now()
             events += self._outside(now)
             self._turn(events, now)
-            if not self._scheduler.is_finished or self._listing.goes_on:
+            if not self._scheduler.is_finished or self._listing.goes_on or self._is_to_cancel:
                 goodbye_s = None  # tasks may be added while workers say goodbye
                 continue
             goodbye_s = goodbye_s or now + _GOODBYE_S
@@ -315,7 +319,7 @@ class Coordinator:
 
     def _outside(self, now: float) -> list[Event]:
         events: list[Event] = []
-        requests = self._beside.requests()
+        requests, self._heard = [*self._heard, *self._beside.requests()], []
         if now >= self._next_view_s:
             num_slots = len(self._scheduler.roster.slots)
             self._next_view_s = now + max(_VIEW_EVERY_S, num_slots * _VIEW_PER_SLOT_S)
@@ -336,22 +340,28 @@ class Coordinator:
             match request:
                 case Request.DRAIN:
                     self._interrupted = True
-                    self._listing.goes_on = False
+                    self._listing.goes_on &= self._is_to_cancel
                     events.append(Drain())
                 case Request.STOP:
                     self._interrupted = True
                     self._stopping = True
                 case Request.CANCEL:
-                    self._feed_rest()
-                    self._cancelling = True
+                    # All of its tasks must be known, to say that they are cancelled. They are
+                    # listed turn by turn: a million takes seconds, and who stops is to be heard.
+                    self._is_to_cancel = True
+                    self._listing.go_on()
+                    events += [Drain()] * self._listing.goes_on
+        self._cancelling = self._is_to_cancel and not self._listing.goes_on
         return events
 
     def _feed_rest(self) -> None:
-        """A cancelled run must know all of its tasks, to say that they are cancelled."""
-        while self._listing.goes_on:
+        """List all tasks before any is begun, unless a signal comes."""
+        while self._listing.goes_on and not self._heard:
             self._ledger.begin()
             self._feed()
             self._ledger.commit()
+            self._heard = self._beside.requests()
+            self._early += self._executor.poll(0.0)  # it also shows that this goes on
 
     def _phase(self) -> str:
         if self._scheduler.draining:

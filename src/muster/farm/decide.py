@@ -83,6 +83,7 @@ class Scheduler:
         self.ok_count = 0
         self._breaker = Breaker(policy.same_failure_limit)
         self._health: dict[str, DeviceHealth] = defaultdict(DeviceHealth)  # by device
+        self._broken: dict[int, set[str]] = {}  # by task: devices whose context broke under it
         self.pace = Pace(policy.lead_s, policy.max_lead, targets)
         self._fetching = False
         self._jitter = random.Random(0)
@@ -119,7 +120,7 @@ class Scheduler:
         times = [self.delayed[0][0]] if self.delayed else []
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
         if self.halts:
-            all_due = map(self.halts.due_s, self.roster.workers.values())
+            all_due = map(self.halts.due_s, self.halts.holders())
             times.extend(due for due in all_due if due is not None)
         if self.policy.timeout_s is not None:
             times.extend(
@@ -194,7 +195,8 @@ class Scheduler:
                 self.ok_count += 1
                 self.pace.learn(task, finished.seconds)
                 key = worker.slot.spec.device_key
-                self._strike_off(done_on(key, task, self._health, self.policy), out)
+                found = done_on(key, task, self._health, self._broken, self.policy)
+                self._strike_off(found, out)
             elif is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
                 self._halve_call(task, finished, worker, out)
             else:
@@ -241,14 +243,12 @@ class Scheduler:
             self.exhausted = False
 
     def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
-        worker = self.roster.remove(event.worker_id)
+        worker, tasks = self.roster.remove(event.worker_id)
         if worker is None:
             return
         slot = worker.slot
         if not worker.ready and not worker.stopping:
             self._start_failed(slot, event, now, out)
-        tasks = list(worker.in_flight.values())
-        worker.in_flight.clear()
         self._reserved_done(worker)
         if tasks:
             finished = death_as_finished(event, worker.killing, max(0.0, now - worker.head_since))
@@ -324,6 +324,8 @@ class Scheduler:
         health = self._health[slot.spec.device_key]
         names_device = outcome is Outcome.DEVICE_FAULT
         health.failed(mark, record.finished, record.worker_id, worker.call)
+        if outcome is Outcome.BROKEN_CONTEXT:
+            self._broken.setdefault(task.task_id, set()).add(slot.spec.device_key)
         if self._is_device_fault(slot, record.finished, mark, out):
             self._run_elsewhere(task, slot, record, out)
             return
@@ -372,9 +374,10 @@ class Scheduler:
         if is_no_device and finished.outcome is not Outcome.DEVICE_FAULT:
             return False
         key = slot.spec.device_key
-        others = {s.spec.device_key for s in self.roster.usable()} - {key}
-        beside = [self._health[other] for other in others]
-        found = blame(finished, mark, self._health[key], beside, self.policy)
+        found = blame(
+            finished, mark, self._health[key],
+            lambda: map(self._health.__getitem__, self.roster.usable_without(key)), self.policy,
+        )  # fmt: skip
         if found is None:
             return False
         if found.until:
@@ -404,19 +407,18 @@ class Scheduler:
         for key in keys:
             reason = self._set_aside.pop(key).reason
             shares = [s for s in self.roster.shares_of(key) if s.quarantined == reason]
-            for slot in shares:
-                slot.quarantined = ""
+            self.roster.readmit(shares)
             self._health[key].alike = 0
             if shares:
                 out.notes.append(("readmitted", f"{shares[0].spec.label}: {why}"))
 
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
         for slot in slots:
-            slot.quarantined = reason
+            self.roster.quarantine(slot, reason)
             if (worker := self.roster.worker_of(slot)) is not None:
                 self._stop(worker, out)
         task = self._reserved.pop(slots[0].spec.device_key, None)
-        if task is not None and not self.roster.is_in_flight(task):
+        if task is not None and not self.roster.has(task.task_id):
             self.solo.appendleft(task)
         out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
         if not self.roster.usable():
@@ -437,7 +439,7 @@ class Scheduler:
         self._serve_solo(now, out)
         self._serve_wary(now, out)
         hungry = 0
-        for worker in self.roster.available():
+        for worker in self.roster.available(self.pace.longest_lead() // 2):
             if worker.slot.spec.device_key in self._reserved:
                 continue
             if not self.queue:
@@ -491,22 +493,16 @@ class Scheduler:
             worker.begins(now)
         worker.together = together
         worker.call = frozenset(task.task_id for task in tasks if together)
-        for task in tasks:
-            worker.in_flight[task.task_id] = task
+        self.roster.give(worker, tasks)
         out.sends.append(Send(worker.worker_id, tasks, together))
 
     def _serve_solo(self, now: float, out: Decisions) -> None:
         """Reserve a device for each task that must be alone, empty it, then send the task."""
-        free = [
-            slot.spec.device_key
-            for slot in (self.roster.usable() if self.solo else ())
-            if slot.spec.device_key not in self._reserved
-        ]
-        while self.solo and free:
-            self._reserved[free[0]] = self.solo.popleft()
-            free = [key for key in free if key != free[0]]
+        for slot in self.roster.usable() if self.solo else ():
+            if self.solo and slot.spec.device_key not in self._reserved:
+                self._reserved[slot.spec.device_key] = self.solo.popleft()
         for key, task in self._reserved.items():
-            workers = [w for w in self.roster.workers.values() if w.slot.spec.device_key == key]
+            workers = self.roster.workers_on(key)
             for extra in workers[1:]:
                 if not extra.in_flight:
                     self._stop(extra, out)
@@ -516,25 +512,28 @@ class Scheduler:
 
     def _serve_wary(self, now: float, out: Decisions) -> None:
         """A task that crashed goes to another device first, if there is one left."""
+        if not self.wary:
+            return
+        most = self.pace.longest_lead() // 2
+        # Looked for once in a turn, and gone through in a circle, the idle first.
+        able = deque(self.roster.available(most))
         for _ in range(len(self.wary)):
             task = self.wary.popleft()
-            if not self.roster.is_usable_without(task.avoid):
+            if not any(self.roster.usable_without(task.avoid)):
                 self.queue.appendleft(task)
                 continue
-            able = (
-                worker
-                for worker in self.roster.available()
-                if worker.slot.spec.device_key not in (task.avoid, *self._reserved)
-                and self._has_room(worker, task)
-            )
-            worker = next(able, None)
-            if worker is None:
-                self.wary.append(task)
+            away = (task.avoid, *self._reserved)
+            for _ in range(len(able)):
+                worker = able[0]
+                able.rotate(-1)
+                if worker.slot.spec.device_key not in away and self._has_room(worker, task):
+                    self._send(worker, [task], self.targets[task.target_id].is_batched, now, out)
+                    break
             else:
-                self._send(worker, [task], self.targets[task.target_id].is_batched, now, out)
+                self.wary.append(task)
 
     def _take_from(self, worker: Worker, task: Task) -> None:
-        del worker.in_flight[task.task_id]
+        self.roster.take(worker, task)
         if not worker.in_flight:
             worker.together = False
             self._reserved_done(worker)
@@ -557,7 +556,8 @@ class Scheduler:
         open_work = len(self.queue) + len(self.solo) + len(self.wary)
         if not self.exhausted:
             open_work += self._expected
-        open_work += len(divisible(self.roster.workers.values(), self.targets, now))
+        if len(self.roster.workers) < len(self.roster.slots):
+            open_work += len(divisible(self.roster.workers.values(), self.targets, now))
         out.starts.extend(hire(self.roster, now, self._reserved, self.wary, open_work))
 
     def _stop(self, worker: Worker, out: Decisions) -> None:
@@ -578,7 +578,7 @@ class Scheduler:
     def _enqueue(self, task: Task, *, front: bool = False) -> None:
         if task.solo:
             self.solo.append(task)
-        elif task.avoid and self.roster.is_usable_without(task.avoid):
+        elif task.avoid and any(self.roster.usable_without(task.avoid)):
             self.wary.append(task)
         elif front:
             self.queue.appendleft(task)

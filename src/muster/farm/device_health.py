@@ -6,7 +6,7 @@ that is believed too long fails all the tasks of a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.base.device_faults import says_unfit
@@ -27,16 +27,14 @@ class DeviceHealth:
     in a row of the same cause, ``mark``. ``accusers``: the calls whose failure speaks against the
     device; ``naming``: those of them whose error names the device. No task is in two of these
     calls, so that a task which fails on any device counts once, with all that shared its calls.
-    ``broken_by``: tasks that broke a context here, perhaps through one of their records;
-    ``refuted``: how many of them another device has done without that. ``breaks``: contexts that
-    broke and workers that crashed here since anything was done.
+    ``refuted``: how many tasks that broke a context here another device has done without that.
+    ``breaks``: contexts that broke and workers that crashed here since anything was done.
     """
 
     accusers: list[frozenset[int]] = field(default_factory=list)
     naming: list[frozenset[int]] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
-    broken_by: set[int] = field(default_factory=set)
     refuted: int = 0
     breaks: int = 0
     has_worked: bool = False
@@ -56,7 +54,6 @@ class DeviceHealth:
             return  # no device has to do with it
         self.breaks += finished.poisoned or finished.outcome is Outcome.CRASH
         if finished.outcome is Outcome.BROKEN_CONTEXT:
-            self.broken_by.add(finished.task_id)
             return
         call = accusers(finished, worker_id, call)
         names_device = finished.outcome is Outcome.DEVICE_FAULT
@@ -101,21 +98,22 @@ def _accuse(known: list[frozenset[int]], call: frozenset[int]) -> None:
 
 
 def done_on(
-    device: str, task: Task, known: Mapping[str, DeviceHealth], policy: Policy
+    device: str,
+    task: Task,
+    known: Mapping[str, DeviceHealth],
+    broken: dict[int, set[str]],
+    policy: Policy,
 ) -> dict[str, str]:
     """Count a success of ``device``; return the devices that it puts to blame, and why.
 
     What broke a context on one other device only was that device, and no record of the task.
+    ``broken``: by task, the devices on which it did, perhaps through one of its records.
     """
     known[device].succeeded()
-    if not task.tries:
+    on = broken.pop(task.task_id, set()) if task.tries else set()
+    if len(on) != 1 or device in on:
         return {}
-    broken = [key for key, health in known.items() if task.task_id in health.broken_by]
-    for key in broken:
-        known[key].broken_by.discard(task.task_id)
-    if broken in ([], [device]) or len(broken) > 1:
-        return {}
-    [key] = broken
+    [key] = on
     known[key].refuted += 1
     if (count := known[key].refuted) < policy.device_failure_limit:
         return {}
@@ -138,21 +136,25 @@ def blame(
     finished: Finished,
     mark: str,
     health: DeviceHealth,
-    others: Collection[DeviceHealth],
+    others: Callable[[], Iterator[DeviceHealth]],
     policy: Policy,
 ) -> Blame | None:
     """Decide whether a device, and not its tasks, is at fault now that one more has failed there.
 
-    ``others``: the devices that still get tasks. A device is blamed when enough tasks in a row fail
-    on it, and either their errors say that the device cannot be used or no other device shows the
-    last of them. One that has worked is blamed when it fails task after task with an error that no
-    other device shows.
+    ``others``: the devices that still get tasks; there may be thousands of them. A device is blamed
+    when enough tasks in a row fail on it, and either their errors say that the device cannot be
+    used or no other device shows the last of them. One that has worked is blamed when it fails task
+    after task with an error that no other device shows.
     """
     may_break = policy.keep_going or health.breaks < policy.retry.breaks_in_a_row
     # A chunk of a map: each crash narrows down the record that is to blame for it.
     has_many = policy.retry.limit(finished.outcome) > policy.retry.breaks_in_a_row
     is_crash = finished.outcome is Outcome.CRASH and has_many
-    if finished.outcome is Outcome.BROKEN_CONTEXT or is_crash or (finished.poisoned and not others):
+    if (
+        finished.outcome is Outcome.BROKEN_CONTEXT
+        or is_crash
+        or (finished.poisoned and next(others(), None) is None)
+    ):
         # A record may have broken it: ``done_on`` judges, when another has done it. But where one
         # context or worker after another breaks, records would be rejected until none is left.
         if not may_break:
@@ -164,13 +166,13 @@ def blame(
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             return None
     says_so = finished.outcome is Outcome.DEVICE_FAULT
-    is_alone = says_so or any(mark not in other.marks for other in others)
+    is_alone = says_so or any(mark not in other.marks for other in others())
     count = len(health.naming if says_so else health.accusers)
     if is_alone and count >= policy.device_failure_limit:
         return Blame(f"it failed {count} tasks in a row, the last: {finished.message}")
     if finished.outcome is not Outcome.EXCEPTION or health.alike < policy.alike_failure_limit:
         return None
-    if any(mark in other.marks for other in others) or not any(o.has_worked for o in others):
+    if any(mark in o.marks for o in others()) or not any(o.has_worked for o in others()):
         return None
     reason = f"it failed {health.alike} tasks in a row in a way that no other GPU did"
     return Blame(f"{reason}; the last: {finished.message}", until=mark)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from muster.farm.decisions import Decisions, Policy, Stopped
@@ -62,7 +62,7 @@ def let_go(
             out.notes.append(("devices", f"{verb} {', '.join(labels)}"))
     for slot in [s for s in roster.slots if s.is_given_back] if event.at_once else back:
         task = reserved.pop(slot.spec.device_key, None)
-        if task is not None and not roster.is_in_flight(task):
+        if task is not None and not roster.has(task.task_id):
             solo.appendleft(task)
         worker = roster.worker_of(slot)
         if worker is None or worker.killing:
@@ -103,8 +103,7 @@ class Halts:
 
     def end_waiting(self, waiting: Waiting, now: float, out: Decisions) -> None:
         """End those that were told to end and wait again, because they have lost their worker."""
-        held = [w.in_flight.keys() for w in self._roster.workers.values()] if self._told else []
-        for event in [e for e in self._told.values() if not any(e.task_id in ids for ids in held)]:
+        for event in [e for e in self._told.values() if not self._roster.has(e.task_id)]:
             del self._told[event.task_id]
             self.stop(event, waiting, now, out)
 
@@ -115,16 +114,21 @@ class Halts:
 
     def _tell(self, event: StopTask, now: float, out: Decisions) -> bool:
         """Tell the worker that has the task; returns whether there is one."""
-        for worker in self._roster.workers.values():
-            if event.task_id in worker.in_flight and not worker.together:
-                self._told[event.task_id] = event
-                worker.halted_s = now
-                out.halts.append((worker.worker_id, event.task_id, event.pauses))
-                if event.task_id != next(iter(worker.in_flight)) and not worker.revoking:
-                    worker.revoking = True  # handed out ahead: it need not begin
-                    out.revokes.append(worker.worker_id)
-                return True
-        return False
+        worker = self._roster.holder(event.task_id)
+        if worker is None or worker.together:
+            return False
+        self._told[event.task_id] = event
+        worker.halted_s = now
+        out.halts.append((worker.worker_id, event.task_id, event.pauses))
+        if event.task_id != next(iter(worker.in_flight)) and not worker.revoking:
+            worker.revoking = True  # handed out ahead: it need not begin
+            out.revokes.append(worker.worker_id)
+        return True
+
+    def holders(self) -> Collection[Worker]:
+        """The workers that have those tasks."""
+        found = map(self._roster.holder, self._told)
+        return {worker.worker_id: worker for worker in found if worker is not None}.values()
 
     def forget(self, task_id: int) -> bool:
         """It was done before; returns whether it had been told to end."""
@@ -170,7 +174,8 @@ class Halts:
         limit_s = self._policy.timeout_s
         if limit_s is None and not self:
             return
-        for worker in self._roster.workers.values():
+        workers = self.holders() if limit_s is None else self._roster.workers.values()
+        for worker in workers:
             has_limit = limit_s is not None and worker.in_flight and not worker.killing
             if has_limit and now >= due_s(worker, self._targets, limit_s):
                 worker.killing = Outcome.TIMEOUT

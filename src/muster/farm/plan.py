@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 Numbers = Mapping[str, int]
 #: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
 #: plan, and the more the more there are, because each commit rewrites pages all over the index of
-#: keys. Results and signals wait for the turn to end: of the largest, a third of a second of the
-#: processor, and seconds where it is busy with something else.
-FIRST_CHUNK, _CHUNK, _LARGE_CHUNK, _LARGEST_CHUNK = 1000, 2000, 10_000, 50_000
+#: keys.
+FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
 _LARGE_PLAN = 50_000
 _CHUNKS_OF_LISTED = 20  # the next chunk is what is listed by this
+#: But for no longer than this by the clock, looked at after each piece: results, signals and the
+#: sign of life that pilots wait for come after the turn, also where the processor is busy.
+_MOST_S, _PIECE = 0.5, 1000
 _ENQUEUED = "enqueued"  # in the ledger: the plan that it holds all tasks of
 
 
@@ -103,7 +106,12 @@ class Listing:
         self._ledger = ledger
         self._count = FIRST_CHUNK
         self._num_listed = 0
-        self.goes_on = plan.driver is None and not self.is_listed
+        self.goes_on = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """List what is not listed yet; a search lists its tasks itself."""
+        self.goes_on = self._plan.driver is None and not self.is_listed
 
     @property
     def is_listed(self) -> bool:
@@ -112,14 +120,20 @@ class Listing:
 
     def add(self) -> int:
         """List the next tasks, inside a transaction; how many of them are new."""
-        counted = itertools.count()
-        # Not a list: a chunk of encoded tasks would be the largest thing in memory.
-        chunk = itertools.islice(self._plan.feed, self._count)
-        num_new = self._ledger.add_tasks(task for task, _ in zip(chunk, counted, strict=False))
-        if next(counted) < self._count:
-            self.end()
-        self._num_listed += self._count
-        many = min(_LARGEST_CHUNK, max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED))
+        before, num_new = self._num_listed, 0
+        end_s = time.monotonic() + _MOST_S
+        while self.goes_on and self._num_listed - before < self._count:
+            counted = itertools.count()
+            # Not a list: a chunk of encoded tasks would be the largest thing in memory.
+            piece = itertools.islice(self._plan.feed, _PIECE)
+            num_new += self._ledger.add_tasks(task for task, _ in zip(piece, counted, strict=False))
+            num_listed = next(counted)
+            self._num_listed += num_listed
+            if num_listed < _PIECE:
+                self.end()
+            if time.monotonic() > end_s:
+                break
+        many = max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED)
         self._count = _CHUNK if self._plan.total < _LARGE_PLAN else many
         return num_new
 

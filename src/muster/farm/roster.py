@@ -80,6 +80,10 @@ class Roster:
         self.slots: list[Slot] = []
         self._by_id: dict[int, Slot] = {}
         self._by_device: dict[str, list[Slot]] = {}
+        # Looked up in each turn and at each event, where all slots and workers may be thousands.
+        self._usable: dict[int, Slot] = {}
+        self._vacant: dict[int, Slot] = {}  # without a worker
+        self._holders: dict[int, Worker] = {}  # by task
         self.have(specs)
         self.workers: dict[int, Worker] = {}
         self._next_id = first_worker_id
@@ -102,7 +106,23 @@ class Roster:
             slot = self._by_id[spec.slot_id] = Slot(spec, len(shares))
             shares.append(slot)
             self.slots.append(slot)
+            self._vacant[spec.slot_id] = slot
+        self._sort_usable()
         return back
+
+    def _sort_usable(self) -> None:
+        """In the order of all slots, which is that in which workers are started."""
+        usable = (slot for slot in self.slots if not (slot.quarantined or slot.is_given_back))
+        self._usable = {slot.spec.slot_id: slot for slot in usable}
+
+    def quarantine(self, slot: Slot, reason: str) -> None:
+        slot.quarantined = reason
+        self._usable.pop(slot.spec.slot_id, None)
+
+    def readmit(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            slot.quarantined = ""
+        self._sort_usable()
 
     def spec_of(self, slot_id: int) -> SlotSpec:
         return self._by_id[slot_id].spec
@@ -110,25 +130,34 @@ class Roster:
     def allow(self, device_key: str, workers: int) -> None:
         self._allowed[device_key] = max(1, workers)
 
-    def usable(self) -> list[Slot]:
-        return [slot for slot in self.slots if not (slot.quarantined or slot.is_given_back)]
+    def usable(self) -> Collection[Slot]:
+        """The slots that get tasks, in the order of all."""
+        return self._usable.values()
 
-    def is_usable_without(self, device_key: str) -> bool:
-        """Whether a slot of another device is usable."""
-        return any(
-            slot.spec.device_key != device_key and not (slot.quarantined or slot.is_given_back)
-            for slot in self.slots
-        )
+    def usable_without(self, device_key: str) -> Iterator[str]:
+        """The other devices of usable slots, as often as they have some."""
+        keys = (slot.spec.device_key for slot in self._usable.values())
+        return (key for key in keys if key != device_key)
 
     def shares_of(self, device_key: str) -> list[Slot]:
         return [*self._by_device.get(device_key, ())]
 
-    def is_in_flight(self, task: Task) -> bool:
-        return self.has(task.task_id)
+    def give(self, worker: Worker, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            worker.in_flight[task.task_id] = task
+            self._holders[task.task_id] = worker
+
+    def take(self, worker: Worker, task: Task) -> None:
+        """Note that the worker has the task no more."""
+        del worker.in_flight[task.task_id], self._holders[task.task_id]
+
+    def holder(self, task_id: int) -> Worker | None:
+        """The worker that has this task."""
+        return self._holders.get(task_id)
 
     def has(self, task_id: int) -> bool:
         """Whether a worker has this task."""
-        return any(task_id in worker.in_flight for worker in self.workers.values())
+        return task_id in self._holders
 
     def num_at_work(self) -> int:
         """Workers that take tasks now: one that waits in a cluster's queue does not."""
@@ -137,11 +166,13 @@ class Roster:
 
     def waiting(self, now: float) -> list[Slot]:
         """Slots that may not start before a time to come, after a start that failed."""
-        return [s for s in self.usable() if s.worker_id is None and s.start_after > now]
+        vacant = self._vacant.items()
+        return [s for number, s in vacant if s.start_after > now and number in self._usable]
 
     def startable(self, now: float) -> Iterator[Slot]:
         """Slots where a worker may start; the first shares of all devices before any second."""
-        for slot in sorted(self.usable(), key=lambda s: s.share):
+        there = (slot for number, slot in self._vacant.items() if number in self._usable)
+        for slot in sorted(there, key=lambda s: (s.share, s.spec.slot_id)):
             if slot.start_after <= now and self.has_room(slot):
                 yield slot
 
@@ -150,42 +181,51 @@ class Roster:
         if slot.worker_id is not None:
             return False
         allowed = self._allowed.get(slot.spec.device_key)
-        return allowed is None or len(self._workers_on(slot.spec.device_key)) < allowed
+        return allowed is None or len(self.workers_on(slot.spec.device_key)) < allowed
 
     def surplus(self) -> list[Worker]:
         """Workers beyond what their device allows now, its last shares."""
         found = []
         for key, allowed in self._allowed.items():
-            workers = [worker for worker in self._workers_on(key) if not worker.stopping]
+            workers = [worker for worker in self.workers_on(key) if not worker.stopping]
             found += sorted(workers, key=lambda worker: worker.slot.share)[allowed:]
         return found
 
     def hire(self, slot: Slot) -> Worker:
         worker = Worker(self._next_id, slot)
         self._next_id += 1
-        self.workers[worker.worker_id] = worker
-        slot.worker_id = worker.worker_id
+        self._seat(worker)
         return worker
 
     def adopt(self, slot_id: int, held: HeldWorker, now: float) -> None:
         """Go on with a worker of an earlier coordinator and with the tasks that it holds."""
         slot = self._by_id[slot_id]
         worker = Worker(held.worker_id, slot, ready=held.is_ready, stopping=held.is_ending)
-        worker.in_flight = {task.task_id: task for task in held.tasks}
+        self.give(worker, held.tasks)
         worker.together = held.is_together
         worker.call = frozenset(worker.in_flight if held.is_together else ())
         worker.has_worked = True  # nobody knows, and one more try is no loss
         worker.begins(now)
-        self.workers[held.worker_id] = worker
-        slot.worker_id = held.worker_id
+        self._seat(worker)
 
-    def remove(self, worker_id: int) -> Worker | None:
+    def _seat(self, worker: Worker) -> None:
+        self.workers[worker.worker_id] = worker
+        worker.slot.worker_id = worker.worker_id
+        self._vacant.pop(worker.slot.spec.slot_id, None)
+
+    def remove(self, worker_id: int) -> tuple[Worker | None, list[Task]]:
+        """The worker, which is gone, and the tasks that it had."""
         worker = self.workers.pop(worker_id, None)
-        if worker is not None:
-            worker.slot.worker_id = None
-            for sibling in self._workers_on(worker.slot.spec.device_key):
-                sibling.has_shared = bool(sibling.in_flight)
-        return worker
+        if worker is None:
+            return None, []
+        worker.slot.worker_id = None
+        self._vacant[worker.slot.spec.slot_id] = worker.slot
+        for sibling in self.workers_on(worker.slot.spec.device_key):
+            sibling.has_shared = bool(sibling.in_flight)
+        tasks = list(worker.in_flight.values())
+        for task in tasks:
+            self.take(worker, task)
+        return worker, tasks
 
     def ready(self, worker_id: int) -> None:
         worker = self.workers.get(worker_id)
@@ -193,12 +233,15 @@ class Roster:
             worker.ready = True
             worker.slot.start_failures = 0
 
-    def available(self) -> Iterator[Worker]:
-        """Workers that may get work; the idle first, so that none waits behind a full one."""
+    def available(self, most: int) -> Iterator[Worker]:
+        """Workers that may get work and have no more than ``most`` tasks; the idle first, so that
+        none waits behind a full one.
+        """
         able = [
             worker
             for worker in self.workers.values()
-            if worker.ready
+            if len(worker.in_flight) <= most
+            and worker.ready
             and not worker.stopping
             and not worker.revoking
             and worker.killing is None
@@ -209,15 +252,12 @@ class Roster:
     def worker_of(self, slot: Slot) -> Worker | None:
         return self.workers.get(slot.worker_id) if slot.worker_id is not None else None
 
-    def has_worker_on(self, device_key: str) -> bool:
-        return bool(self._workers_on(device_key))
-
     def shares(self, slot: Slot) -> bool:
         """Whether another worker is on the same device, or was when the running task began."""
-        workers = self._workers_on(slot.spec.device_key)
+        workers = self.workers_on(slot.spec.device_key)
         return len(workers) > 1 or any(worker.has_shared for worker in workers)
 
-    def _workers_on(self, device_key: str) -> list[Worker]:
+    def workers_on(self, device_key: str) -> list[Worker]:
         there = (self.worker_of(slot) for slot in self._by_device.get(device_key, ()))
         return [worker for worker in there if worker is not None]
 
@@ -379,15 +419,17 @@ def hire(
     if len(roster.workers) == len(roster.slots):
         return  # asked in every turn, of thousands of slots
     for key in reserved:
-        if not roster.has_worker_on(key):
+        if not roster.workers_on(key):
             there = (slot for slot in roster.startable(now) if slot.spec.device_key == key)
             yield from _hire(roster, next(there, None))
+    slots = [slot for slot in roster.startable(now) if slot.spec.device_key not in reserved]
+    if not slots:
+        return
     free = [
         worker.slot.spec.device_key
         for worker in roster.workers.values()
         if worker.is_free and worker.slot.spec.device_key not in reserved
     ]
-    slots = [slot for slot in roster.startable(now) if slot.spec.device_key not in reserved]
     for task in wary:
         if all(key == task.avoid for key in free):
             able = next((slot for slot in slots if slot.spec.device_key != task.avoid), None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from muster.base.shown_text import shown_line
 from muster.farm import canonical
 from muster.farm.canonical import short_key
 from muster.farm.decisions import REASONS
+from muster.farm.ledger.queries import Columns
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
@@ -35,11 +38,11 @@ SYSTEM = {
 
 #: Tasks that are read at once: what is made of a few stays close to the processor.
 _CHUNK = 1000
+#: So many times as many are looked at to see which columns a table of many more has.
+_PIECES = 8
 _LARGE_CHUNK = 200
 #: Tasks that are written at once, or fewer that are larger than this.
 _BATCH, _BATCH_BYTES = 20_000, 2**24
-#: Where the columns "state" and "value" stand in a row of the ledger.
-_AT_STATE_AND_VALUE = TaskRow._fields.index("state"), TaskRow._fields.index("value")
 _WITH_RESULT = frozenset({TaskState.DONE, TaskState.STOPPED})
 _FINAL = frozenset(state for state in TaskState if state.is_final)
 #: After these, where attempts of more than one code are in the run: which one it was.
@@ -53,12 +56,13 @@ Row = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 class Block(NamedTuple):
     """Some tasks that follow each other: parameters and metrics of each, and by column what muster
-    says about them.
+    says about them. ``is_json``: none of these is a value that JSON lacks.
     """
 
     params: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     system: dict[str, list[Any]]
+    is_json: bool
 
 
 def rows(folder: RunFolder) -> Iterator[Row]:
@@ -77,24 +81,31 @@ def blocks(folder: RunFolder) -> Iterator[Block]:
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         origins = {number: short_key(key) for number, key in ledger.origins().items()}
-        for chunk in _light(ledger.every(_CHUNK, *TaskRow._fields), *_AT_STATE_AND_VALUE):
-            of: Any = TaskRow._make(zip(*chunk, strict=True))
+        for chunk in _light(ledger.whole(_CHUNK)):
+            of: Any = SimpleNamespace(**chunk)
             system = _system(folder, of)
             if origins:
                 system[_ORIGIN] = [origins.get(number) for number in of.task_id]
             metrics = _metrics(folder, of.key, of.state, of.value)
-            yield Block(_params(of.target, of.payload, numbers), metrics, system)
+            texts = [*of.payload, *filter(None, of.value)]
+            is_json = not _is_in_files(chunk) and canonical.TAG not in b",".join(texts)
+            yield Block(_params(of.target, of.payload, numbers), metrics, system, is_json)
 
 
-def _light(chunks: Iterator[Sequence[Any]], state: int, value: int) -> Iterator[Sequence[Any]]:
-    """In small pieces where results are in files of their own, which may be large.
-
-    ``state``, ``value``: where they stand in a row.
-    """
+def _light(chunks: Iterator[Columns]) -> Iterator[Columns]:
+    """In small pieces where results are in files of their own, which may be large."""
     for chunk in chunks:
-        is_large = any(row[value] is None and row[state] in _WITH_RESULT for row in chunk)
-        most = _LARGE_CHUNK if is_large else max(1, len(chunk))
-        yield from (chunk[at : at + most] for at in range(0, len(chunk), most))
+        most = _LARGE_CHUNK if _is_in_files(chunk) else _CHUNK
+        for at in range(0, len(chunk["state"]), most):
+            yield {name: column[at : at + most] for name, column in chunk.items()}
+
+
+def _is_in_files(chunk: Columns) -> bool:
+    """Whether results of these tasks are in files of their own."""
+    values = zip(chunk["state"], chunk["value"], strict=True)
+    return None in chunk["value"] and any(
+        value is None and state in _WITH_RESULT for state, value in values
+    )
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -112,15 +123,14 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
     with LedgerReader(folder.ledger) as ledger:
         if not any(map(has_places, ledger.targets())):
             return frozenset()
-        for target, payload in itertools.chain.from_iterable(
-            ledger.every(_CHUNK, "target", "payload")
-        ):
-            params = canonical.decode(payload)
-            if not is_command_of(target, params):
-                continue
-            for name, value in params.items():
-                if isinstance(value, str):
-                    found[name] = found.get(name, True) and is_number(value)
+        for chunk in ledger.every(_CHUNK, "target", "payload"):
+            for target, payload in zip(*chunk.values(), strict=True):
+                params = canonical.decode(payload)
+                if not is_command_of(target, params):
+                    continue
+                for name, value in params.items():
+                    if isinstance(value, str):
+                        found[name] = found.get(name, True) and is_number(value)
     return frozenset(name for name, is_one in found.items() if is_one)
 
 
@@ -180,6 +190,7 @@ def _system(folder: RunFolder, of: Any) -> dict[str, list[Any]]:
     """The same of some tasks: ``of`` has their columns by the names of `TaskRow`."""
     keys = [key.hex() for key in of.key]
     targets = {target: shown_line(target) for target in set(of.target)}
+    states, nothing = set(of.state), [None] * len(keys)
     names = {state: state.name.lower() for state in TaskState}
     names |= {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
     return {
@@ -187,17 +198,23 @@ def _system(folder: RunFolder, of: Any) -> dict[str, list[Any]]:
         "target": [targets[target] for target in of.target],
         "state": [names[state] for state in of.state],
         "attempts": of.attempts,
-        "seconds": [
+        "seconds": of.seconds
+        if _FINAL.issuperset(states)
+        else [
             seconds if state in _FINAL else None
             for state, seconds in zip(of.state, of.seconds, strict=True)
         ],
         "device": of.device,
         "peak_mib": of.peak_mib,
-        "folder": [
+        "folder": nothing
+        if not any(of.has_files)
+        else [
             str(folder.artifact(key).relative_to(folder.path)) if has_files else None
             for key, has_files in zip(keys, of.has_files, strict=True)
         ],
-        "error": [
+        "error": nothing
+        if TaskState.FAILED not in states
+        else [
             error_of(TaskState.FAILED, outcome, message) if state == TaskState.FAILED else None
             for state, outcome, message in zip(of.state, of.outcome, of.message, strict=True)
         ],
@@ -212,10 +229,28 @@ def error_of(state: TaskState, outcome: str | None, message: str | None) -> str 
     return f"{REASONS[Outcome(outcome)]}: {message or ''}".rstrip(": ")
 
 
-def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
-    """Column name → (part, name in that part, type), from one pass over all tasks.
+class Column(NamedTuple):
+    """Where a column of the table is from: the part, the name in that part; and its type.
 
-    A metric or parameter whose name another part has already taken gets a prefix.
+    ``seen``: the type by the values that were looked at; None where no task had one.
+    """
+
+    part: str
+    name: str
+    kind: pa.DataType
+    seen: pa.DataType | None
+
+
+class OtherColumns(Exception):
+    """Some tasks have other columns than those that were looked at."""
+
+
+def columns(folder: RunFolder, *, by_some: bool = False) -> dict[str, Column]:
+    """The columns by their names in the table, from one pass over all tasks.
+
+    A metric or parameter whose name another part has already taken gets a prefix. ``by_some``: of
+    many tasks look at some only, which takes no time; `check_columns` then says whether all others
+    are like them.
     """
     seen: dict[tuple[str, str], pa.DataType | None] = {}
     numbers = _numbers(folder)
@@ -224,9 +259,11 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
         more += [_ORIGIN] if ledger.origins() else []
         # Without a join to what is not looked at: it takes half of the time.
         fields = ["payload", "state", "value", "key_of_file", *(["target"] if numbers else [])]
-        for chunk in _light(ledger.every(_CHUNK, *fields), 1, 2):
-            payloads, states, values, keys, *rest = zip(*chunk, strict=True)
-            targets: tuple[str, ...] = rest[0] if rest else ()
+        by_some = by_some and ledger.last_task() > _PIECES * _CHUNK
+        pieces = ledger.pieces(_PIECES, _CHUNK, *fields) if by_some else None
+        for chunk in _light(pieces or ledger.every(_CHUNK, *fields)):
+            payloads, states, values, keys = (chunk[field] for field in fields[:4])
+            targets = chunk.get("target", ())
             for part, found in (
                 ("param", _params(targets, payloads, numbers)),
                 ("metric", _metrics(folder, keys, states, values)),
@@ -234,19 +271,43 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
                 for name in dict.fromkeys(itertools.chain.from_iterable(found)):
                     own = [row[name] for row in found if name in row]
                     seen[part, name] = widen_by_all(seen.get((part, name)), own)
-    table: dict[str, tuple[str, str, pa.DataType]] = {}
+    table: dict[str, Column] = {}
     for part in ("param", "metric"):
         for (owner, name), kind in seen.items():
             if owner == part:
                 column = canonical.escape_surrogates(name)
                 while column in table or column in SYSTEM:
                     column = f"{part}_{column}"
-                table[column] = (part, name, kind or pa.string())
+                table[column] = Column(part, name, kind or TEXT, kind)
     for name, kind in SYSTEM.items():
-        table[name] = ("system", name, kind)
+        table[name] = Column("system", name, kind, kind)
     for name in more:
-        table[f"system_{name}" if name in table else name] = ("system", name, pa.string())
+        own_name = f"system_{name}" if name in table else name
+        table[own_name] = Column("system", name, TEXT, TEXT)
     return table
+
+
+def check_columns(
+    block: Block, table: Sequence[Column], values: Sequence[list[Any]], absent: object
+) -> None:
+    """OtherColumns where these tasks have a name that ``table`` lacks, or values of another type.
+
+    ``values``: by column, with ``absent`` where a task has none. With another mark than None only
+    the names are looked at.
+    """
+    num_known = 0
+    for column, own in zip(table, values, strict=True):
+        if column.part == "system":
+            continue
+        num_known += len(own) - own.count(absent)
+        if absent is None and widen_by_all(column.seen, own) != column.seen:
+            raise OtherColumns
+    if num_known == sum(map(len, block.params)) + sum(map(len, block.metrics)):
+        return
+    known = {(column.part, column.name) for column in table}
+    for part, found in (("param", block.params), ("metric", block.metrics)):
+        if any((part, name) not in known for name in itertools.chain.from_iterable(found)):
+            raise OtherColumns
 
 
 _SIMPLE = {float: FLOAT, str: TEXT, bool: BOOL}
@@ -323,14 +384,24 @@ def _text(value: Any) -> str:
     return canonical.encode(value).decode()
 
 
-def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The table as a stream of record batches; memory does not grow with the number of tasks."""
-    table = columns(folder)
-    schema = pa.schema([(name, kind) for name, (_, _, kind) in table.items()])
+def batches(
+    folder: RunFolder, *, by_some: bool = False
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The table as a stream of record batches; memory does not grow with the number of tasks.
+
+    ``by_some``: with the columns of some tasks. The stream ends in OtherColumns where others have
+    different ones.
+    """
+    table = columns(folder, by_some=by_some)
+    schema = pa.schema([(name, column.kind) for name, column in table.items()])
+    sources = list(table.values())
 
     def stream() -> Iterator[pa.RecordBatch]:
         for block in blocks(folder):
-            arrays = [_column(block, *source) for source in table.values()]
+            values = [cells(block, column, None) for column in sources]
+            if by_some:
+                check_columns(block, sources, values, None)
+            arrays = [_array(*one) for one in zip(values, schema.types, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return schema, _joined(stream())
@@ -350,16 +421,20 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(some).combine_chunks().to_batches()
 
 
-def cells(block: Block, part: str, name: str, absent: object) -> list[Any]:
+def cells(block: Block, column: Column, absent: object) -> list[Any]:
     """The values of one column, ``absent`` where a task has none."""
-    if part == "system":
+    name = column.name
+    if column.part == "system":
         return block.system[name]
-    return [row.get(name, absent) for row in (block.params if part == "param" else block.metrics)]
+    found = block.params if column.part == "param" else block.metrics
+    try:
+        return list(map(operator.itemgetter(name), found))  # half of the time of the other
+    except KeyError:
+        return [row.get(name, absent) for row in found]
 
 
-def _column(block: Block, part: str, name: str, kind: pa.DataType) -> pa.Array:
-    """One column of some rows; values that do not fit its type are converted to it."""
-    values = cells(block, part, name, None)
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """The values of a column; those that do not fit its type are converted to it."""
     try:
         column = pa.array(values, type=kind)
         if not (kind == TEXT and pc.any(pc.match_substring(column, "\\ud")).as_py()):

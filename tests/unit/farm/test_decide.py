@@ -775,7 +775,7 @@ def test_stuck_memory_is_seen_and_other_quarantine_ends_when_a_device_is_taken_a
     slots = gpus(3)
     rig = Rig(slots, tasks(6))
     rig.ready()
-    rig.scheduler.roster.slots[2].quarantined = "it failed tasks"
+    rig.scheduler.roster.quarantine(rig.scheduler.roster.slots[2], "it failed tasks")
     rig.step(Slots([slots[0]], at_once=False))
     rig.step(WorkerDied(rig.worker_on(1), None, 9, "killed", stuck="700 MiB are still held"))
     rig.step(WorkerDied(rig.worker_on(2), 0, None, ""))

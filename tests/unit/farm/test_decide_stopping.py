@@ -214,8 +214,8 @@ def test_one_that_was_handed_out_ahead_ends_with_its_worker(cancels: bool) -> No
     rig = Rig(cpus(1), tasks(3))
     worker = rig.worker_on(0)
     rig.ready()
-    held = rig.scheduler.roster.workers[worker].in_flight
-    held |= {task.task_id: task for task in [rig.scheduler.queue.popleft()]}
+    roster = rig.scheduler.roster
+    roster.give(roster.workers[worker], [rig.scheduler.queue.popleft()])
     out = rig.step(StopTask(2, cancels=cancels))
     assert (out.halts, out.revokes) == ([(worker, 2, False)], [worker])
     out = rig.die(worker)
@@ -228,8 +228,8 @@ def test_one_that_was_handed_out_ahead_is_taken_back() -> None:
     rig = Rig(cpus(1), tasks(3))
     worker = rig.worker_on(0)
     rig.ready()
-    second = rig.scheduler.queue.popleft()
-    rig.scheduler.roster.workers[worker].in_flight[second.task_id] = second
+    roster = rig.scheduler.roster
+    roster.give(roster.workers[worker], [rig.scheduler.queue.popleft()])
     rig.step(StopTask(2, cancels=True))
     out = rig.step(Returned(worker, [2]))
     assert [t.task_id for t, _ in out.cancelled] == [2]

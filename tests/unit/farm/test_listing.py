@@ -1,0 +1,134 @@
+"""Listing a large plan turn by turn: who stops or cancels meanwhile is heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.farm.alone import Alone
+
+from muster.base.clock import SystemClock
+from muster.base.journal import Journal
+from muster.farm.canonical import payload_and_key
+from muster.farm.coordinator import Coordinator
+from muster.farm.decisions import Policy
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.inline import InlineExecutor
+from muster.farm.ledger.away import AwayLedger
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.plan import Ending, Listing, Plan, Request
+from muster.farm.task import SlotSpec, TargetSpec, TaskState
+from muster.run.folder import RunFolder
+
+TOTAL = 60_000
+WORK = "def work(x):\n    return {'y': x}\n"
+
+
+class Case:
+    """A plan of many tasks, of which ``listed`` counts those that were taken."""
+
+    def __init__(self, place: Path, *, away: bool = False, pause: tuple[int, float] = (-1, 0.0)):
+        (place / "t.py").write_text(WORK)
+        self.folder = RunFolder(place / "run")
+        self.folder.create()
+        self.ledger: Ledger = (
+            AwayLedger(place / "elsewhere", self.folder.ledger)
+            if away
+            else Ledger(self.folder.ledger)
+        )
+        self.ledger.begin()
+        number = self.ledger.target_id("work")
+        self.ledger.commit()
+        spec = TargetSpec(name="work", location="t.py", attribute="work", base_folder=str(place))
+        self.targets = {number: spec}
+        self.listed, self._number, self._pause = 0, number, pause
+        self.plan = Plan(
+            folder=self.folder,
+            targets=self.targets,
+            slots=(SlotSpec(slot_id=0, label="cpu0", devices=()),),
+            policy=Policy(),
+            total=TOTAL,
+            feed=self._tasks(),
+            plan_id="many",
+        )
+
+    def _tasks(self) -> Iterator[NewTask]:
+        make = payload_and_key("work")
+        for x in range(TOTAL):
+            payload, key = make({"x": x})
+            self.listed += 1
+            if x == self._pause[0]:
+                time.sleep(self._pause[1])
+            yield NewTask(key, self._number, payload)
+
+    def run(self, requests: Callable[[], list[Request]]) -> Ending:
+        clock = SystemClock()
+        journal = Journal(self.folder.events, clock)
+        executor = InlineExecutor(
+            Assignment(folder=self.folder, run_id="many", targets=self.targets)
+        )
+        ending = Coordinator(self.plan, self.ledger, executor, journal, Alone(requests)).run()
+        journal.close()
+        self.ledger.close()
+        return ending
+
+
+def in_order(*asked: Request) -> Callable[[], list[Request]]:
+    """One of these in each turn."""
+    left = list(asked)
+    return lambda: [left.pop(0)] if left else []
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_turn_ends_by_the_clock_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    case = Case(tmp_path, pause=(1_500, 0.7))
+    listing = Listing(case.plan, case.ledger)
+
+    def turn() -> int:
+        case.ledger.begin()
+        num_new = listing.add()
+        case.ledger.commit()
+        return num_new
+
+    assert turn() == 1_000
+    assert turn() == 1_000, "the rest waits for the next turn: this one took too long"
+    while listing.goes_on:
+        assert turn() <= 10_000
+    case.ledger.close()
+    assert case.listed == TOTAL
+
+
+def test_a_cancelled_run_knows_all_of_its_tasks(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    ending = case.run(in_order(Request.CANCEL))
+    assert (ending.cancelled, ending.imbalance, case.listed) == (True, None, TOTAL)
+    assert ending.counts[TaskState.CANCELLED] + ending.counts[TaskState.DONE] == TOTAL
+
+
+def test_a_cancel_after_a_first_stop_lists_the_rest_too(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    ending = case.run(in_order(Request.DRAIN, Request.CANCEL))
+    assert (ending.imbalance, ending.counts[TaskState.READY]) == (None, 0)
+
+
+def test_who_stops_while_a_cancelled_run_is_listed_is_heard(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    ending = case.run(in_order(Request.CANCEL, Request.DRAIN, Request.STOP))
+    assert case.listed < TOTAL // 2
+    assert (ending.cancelled, ending.interrupted, ending.imbalance) == (False, True, None)
+    assert ending.counts[TaskState.READY] > 0
+
+
+def test_who_stops_while_all_is_listed_ahead_is_heard(tmp_path: Path) -> None:
+    """A ledger on another disk than its run folder knows all tasks before any of them begins."""
+    case = Case(tmp_path, away=True)
+    ending = case.run(in_order(Request.DRAIN))
+    assert case.listed < TOTAL // 2
+    assert (ending.interrupted, ending.imbalance) == (True, None)
+    assert ending.counts[TaskState.READY] == case.listed
