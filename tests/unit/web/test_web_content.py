@@ -253,11 +253,14 @@ def test_causes_say_how_often_and_from_when_to_when(tmp_path: Path) -> None:
 def test_options_say_where_they_come_from(tmp_path: Path) -> None:
     run = made_sweep(tmp_path / "run", 1)
     record = json.loads(run.run_json.read_bytes())
-    record["argv"] += ["--retries", "1", "--timeout=5m"]
+    record["argv"] += ["--retries", "1", "--timeout=5m", "--gpus", "4", "--workers", "3"]
     record["options"] |= {"timeout_s": 300.0, "keep_going": True, "api_key": "secret-value"}
+    record["options"] |= {"devices": "4", "cluster": {"num_workers": 3}}
     run.run_json.write_text(json.dumps(record))
     found = {one["name"]: one for one in about.content(Folder(run.path), Query())["options"]}
     assert found["retries"]["origin"] == found["timeout_s"]["origin"] == "command line"
+    assert found["devices"]["origin"] == "command line", "by an alias of the flag"
+    assert found["cluster.num_workers"]["origin"] == "command line", "by a flag with another name"
     assert found["keep_going"]["origin"] == "call or recipe"
     assert found["per_gpu"]["origin"] == "default"
     assert "secret-value" not in json.dumps(found)

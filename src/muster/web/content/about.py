@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from muster.api.adding import shown_additions
 from muster.api.options import GangOptions, SweepOptions
@@ -14,7 +15,7 @@ from muster.api.report.about import environment_blocks, setting_blocks, time_fac
 from muster.api.report.content import flat
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
-from muster.base.flags import kind_of_word
+from muster.base.flags import Flag, kind_of_word
 from muster.base.shown_text import command_line, hide_secrets
 from muster.run.record import RunRecord, plain_options
 from muster.web.content.plain import block, finite, line, plain, settings
@@ -60,15 +61,31 @@ def _since(cwd: Path, name: str, digest: str) -> str:
     return ""
 
 
+def _flags(kind: type, before: str = "") -> dict[str, set[str]]:
+    """The flags of each field of an options dataclass, with their aliases, and of those in it."""
+    found: dict[str, set[str]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        marks = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Flag)]
+        mark = marks[0] if marks else Flag()
+        others = [one if isinstance(one, str) else one.name for one in mark.aliases]
+        names = [mark.name or name.replace("_", "-"), *others]
+        found[before + name] = {f"--{no}{one}" for one in names for no in ("", "no-")}
+        inner = [hint, *get_args(hint), *(deep for one in get_args(hint) for deep in get_args(one))]
+        for one in inner:
+            if isinstance(one, type) and is_dataclass(one):
+                found |= _flags(one, f"{before}{name}.")
+    return found
+
+
 def options(stored: RunRecord) -> list[dict[str, Any]]:
     """Each option with its value and its origin: the command line, the call or recipe that chose
     it, or the default."""
-    default = dict(flat("", plain_options(GangOptions() if stored.is_gang else SweepOptions())))
+    kind: type = GangOptions if stored.is_gang else SweepOptions
+    default, flags = dict(flat("", plain_options(kind()))), _flags(kind)
     words = {word.partition("=")[0] for word in stored.argv if kind_of_word(word) == "flag"}
     found = []
     for name, value in flat("", hide_secrets(stored.options)):
-        flag = "--" + name.rpartition(".")[2].replace("_", "-")
-        if words & {flag, flag.removesuffix("-s")} or (flag == "--executor" and "--on" in words):
+        if words & flags.get(name, set()):
             origin = "command line"
         else:
             origin = "default" if default.get(name, value) == value else "call or recipe"
