@@ -16,7 +16,7 @@ from muster.base.errors import MusterError, TargetError, cause_of
 
 
 class RecipeTask(NamedTuple):
-    """``target`` is a key of ``Recipe.targets``; parameters are JSON values."""
+    """One task of a recipe. ``target`` is a key of ``Recipe.targets``; parameters are JSON."""
 
     target: str
     params: Mapping[str, Any]

@@ -80,9 +80,9 @@ class Status:
 class Run:
     """A run folder. Looking at it never disturbs a coordinator that works on it.
 
-    ``path`` that is no run folder raises UsageError. So do the methods that look at tasks where
-    there are ranks instead, where no task is listed yet, and where ``task`` names none or several.
-    ``reopen`` raises SetupError while somebody works on the run.
+    Raises UsageError for a ``path`` that is not a run folder. So do the methods that look at tasks,
+    where there are ranks instead, where no task is listed yet, and where ``task`` names none or
+    several. ``reopen`` raises SetupError while somebody works on the run.
     """
 
     def __init__(self, path: str | Path, *, ending: Ending | None = None) -> None:
@@ -235,7 +235,7 @@ class Run:
         return [(part, self._read_log(part)) for part in self.log_parts(task)]
 
     def log_parts(self, task: str) -> list[LogPart]:
-        """Where that is, an entry per attempt."""
+        """Where each attempt's output is: its log file, and from where to where."""
         self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.log_parts(self.task_number(ledger, task))
@@ -279,10 +279,11 @@ class Run:
     def cancel_tasks(self, named: Sequence[str]) -> dict[int, str]:
         """Cancel single tasks, each named by its number or the start of its key; the others go on.
 
-        By the task's number: "cancelled"; "told" for one that runs, which ends as soon as it can
-        and is killed otherwise; "together" for one that runs in one call with others and goes on;
-        "was done" and so on for one that had ended. Raises UsageError for a map, whose tasks are
-        parts of one output, and SetupError where who works on the run does not answer.
+        Returns a word for each task, by its number: "cancelled"; "told" for one that runs, which
+        ends as soon as it can and is killed otherwise; "together" for one that runs in one call
+        with others and goes on; "was done" and so on for one that had ended. Raises UsageError for
+        a map, whose tasks are parts of one output, and SetupError where the process that works on
+        the run does not answer.
         """
         self.expect_tasks()
         if self.stored.is_map:
@@ -320,13 +321,14 @@ class Run:
     ) -> int:
         """Add tasks to a sweep of a function or a command, also while it is at work elsewhere.
 
-        They are all that ``grid``, ``zipped``, ``rows`` and ``seeds`` say, as in `muster.sweep`; a
-        task that is there stays as it is. Returns how many are new. Whoever works on the run takes
-        them up; where nobody does, they wait for the next start, such as `muster resume`, or the
-        same call of `muster.sweep`. ``priority``: those of the highest begin first, tasks of the
-        plan have 0; what ``priority_column`` says of each of ``rows`` is added to it. Raises
-        UsageError for a run of another kind and what the target cannot take, PlanMismatchError
-        where its code has changed, and SetupError where who works on the run does not answer.
+        ``grid``, ``zipped``, ``rows`` and ``seeds`` mean what they mean in `muster.sweep`; a task
+        that the run has already stays as it is. Returns how many are new. The process that works on
+        the run takes them up; where there is none, they wait for the next start, such as `muster
+        resume`, or the same call of `muster.sweep`. ``priority``: tasks with a higher one begin
+        first, and those of the plan have 0; what ``priority_column`` says of each of ``rows`` is
+        added to it. Raises UsageError for a run of another kind and what the target cannot take,
+        PlanMismatchError where its code has changed, and SetupError where the process that works on
+        the run does not answer.
         """
         from muster.api.adding import add_tasks, check_may_grow
         from muster.api.plans import workload_over
@@ -363,7 +365,7 @@ class Run:
             )
 
     def task_number(self, ledger: LedgerReader, task: str) -> int:
-        """UsageError where there is no such task, or several have keys that start so."""
+        """The task's number in the ledger; UsageError where none or several tasks are meant."""
         found = ledger.find(task)
         if not found:
             raise UsageError(

@@ -19,7 +19,7 @@ EXIT_BROKEN = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """``what`` was seen, ``why`` it matters, ``fix``: what to do about it.
+    """What a check has found: ``what`` was seen, ``why`` it matters, and how to ``fix`` it.
 
     ``settings``: environment variables that repair it or work around it, for ``--fix env``.
     ``commands``: shell commands that a sourced file can run to the same end (``ulimit``).

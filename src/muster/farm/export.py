@@ -94,7 +94,8 @@ def _suffix_of(target: Path) -> str:
     if suffix not in (".parquet", ".csv", ".jsonl"):
         raise UsageError(
             f"Cannot export to {target}: {suffix or 'no suffix'} is not a known format.",
-            hint="end the name with .csv, .parquet or .jsonl, or with .db for an Optuna study.",
+            hint="end the name with .csv, .parquet or .jsonl; `muster export` also writes a search "
+            "to .db.",
         )
     check_target(target)
     return suffix

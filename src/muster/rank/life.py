@@ -94,9 +94,9 @@ class Trainer(ABC):
 class Status(NamedTuple):
     """Where a training is after a step.
 
-    ``step`` names checkpoints and lines of the record, ``updates`` is what --checkpoint-steps
-    counts. ``total_steps``: None where the end is not given in steps. ``over``: why the training is
-    over, None while it is not.
+    ``step`` names checkpoints and lines of the record, ``updates`` is what
+    ``--checkpoint-interval 500steps`` counts. ``total_steps``: None where the end is not given in
+    steps. ``over``: why the training is over, None while it is not.
     """
 
     step: int

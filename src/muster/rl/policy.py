@@ -23,8 +23,10 @@ State = dict[str, Tensor]
 
 
 class PolicyOutput(NamedTuple):
-    """``parameters``: [..., num_actions] logits (masked actions not yet removed) or [..., 2 x
-    dimensions] mean and log of the standard deviation; ``value``: [...]; both float32 at least.
+    """What a policy puts out for each step, in float32 at least.
+
+    ``parameters``: [..., num_actions] logits (masked actions not yet removed) or [..., 2 x
+    dimensions] mean and log of the standard deviation; ``value``: [...].
     """
 
     parameters: Tensor

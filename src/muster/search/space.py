@@ -55,7 +55,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search chooses from. ``axes`` stand in an order in which conditions look back.
+    """What a search chooses from. A condition among ``axes`` names only parameters before it.
 
     >>> space = Space.from_texts(["opt=choice(adam,sgd)", "momentum=uniform(0,0.99) if opt=sgd"])
     >>> space.to_json()

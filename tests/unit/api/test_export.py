@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.hostile_texts import unescape_surrogates
 
 import muster
+from muster.api.metrics import write_points
 from muster.base.errors import UsageError
 from muster.farm.canonical import decode, escape_surrogates
 from muster.farm.rows import widen, widen_by_all
@@ -115,6 +116,8 @@ def test_export_to_each_format(run: muster.Run, tmp_path: Path, suffix: str) -> 
 def test_an_unknown_format_is_refused(run: muster.Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.xlsx is not a known format"):
         run.export(tmp_path / "table.xlsx")
+    with pytest.raises(UsageError, match=r"`muster export` also writes a search to \.db"):
+        write_points([], tmp_path / "points.db")  # the points of a run are no study
     assert list(tmp_path.iterdir()) == []
 
 

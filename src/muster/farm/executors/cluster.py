@@ -123,7 +123,7 @@ class ClusterRequest(SlurmOptions):
 
     @property
     def custom_resources(self) -> dict[str, float]:
-        """Ray's, by name; UsageError for what cannot be read."""
+        """Amounts of Ray's custom resources by name; UsageError for what cannot be read."""
         found = {}
         for text in self.resources:
             name, _, amount = text.partition("=")

@@ -250,6 +250,7 @@ class Context:
 
     @property
     def is_retiring(self) -> bool:
+        """Whether ``retire`` was called."""
         return self._is_retiring
 
     @property
@@ -311,8 +312,8 @@ class Context:
     def restore(self) -> dict[str, Any] | None:
         """The state that an attempt of this task saved last, or ``None`` when there is none.
 
-        It does not return where that attempt was to rest with this state, and was lost before that
-        was recorded: it rests now.
+        In a search it does not return where that attempt was to pause with this state, and was lost
+        before the pause was recorded: the task pauses now.
 
         Tensors come back on the CPU. Raises RuntimeError when the state holds tensors and torch has
         not been imported.

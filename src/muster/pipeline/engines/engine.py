@@ -28,7 +28,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """``temperature`` 0 is greedy decoding."""
+    """How tokens are sampled; ``temperature`` 0 is greedy decoding."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -38,7 +38,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Either ``messages`` (the model's own chat template is applied) or a plain ``prompt``.
+    """A prompt: ``messages`` (the model's own chat template is applied) or a plain ``prompt``.
 
     ``seed`` alone decides the sample: not the batch, the order or the engine's history.
     """
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """``finish_reason``: ``stop`` (end token or stop text) or ``length``."""
+    """An answer. ``finish_reason``: ``stop`` (end token or stop text) or ``length``."""
 
     text: str
     finish_reason: Literal["stop", "length"]

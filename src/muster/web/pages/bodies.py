@@ -276,7 +276,7 @@ def _login(data: Data, links: Links, run: Data | None) -> Html:
     return tag(
         "div",
         tag("h1", "This page needs its token"),
-        tag("p", "Open the address that `muster web` has printed, with all that stands behind #.",
+        tag("p", "Open the address that `muster web` has printed, with everything after its #.",
             id="told", role="status"),
         class_="login",
     )  # fmt: skip
