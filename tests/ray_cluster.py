@@ -23,6 +23,8 @@ from muster.base.settings import kept_environment
 _WAIT_S = 300.0
 #: Of this process alone, so that clusters of tests that run beside each other share no port.
 _NET = f"127.0.{os.getpid() % 250 + 1}"
+#: In the environment: seconds that whatever goes between the two nodes takes in each direction.
+LINK_DELAY_S = "MUSTER_TEST_LINK_DELAY_S"
 #: A mark of the suite's own (conftest), which would make Ray's processes look like a test's.
 _NOT_FOR_DAEMONS = "PYTEST_STARTED_BY"
 #: Nodes that die are noticed within seconds and not within half a minute.
@@ -38,11 +40,12 @@ class RayCluster:
 
     folder: Path
     port: int
+    net: str = _NET
     nodes: dict[str, psutil.Process] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
-        return f"{_NET}.2:{self.port}"
+        return f"{self.net}.2:{self.port}"
 
     @property
     def hidden(self) -> Path:
@@ -59,9 +62,12 @@ class RayCluster:
         """For programs that join it as drivers. Its nodes are not guarded."""
         return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
-    def add(self, *, cpus: int, gpus: int = 0, hidden: Path | None = None) -> str:
-        """Start a node and return its address. ``hidden``: a folder that it does not see."""
-        ip = f"{_NET}.{len(self.nodes) + 2}"
+    def add(
+        self, *, cpus: int, gpus: int = 0, hidden: Path | None = None, namespace: str = ""
+    ) -> str:
+        """Start a node and return its address. ``hidden``: a folder that it does not see;
+        ``namespace``: of the network, where it is not that of the others."""
+        ip = f"{self.net}.{len(self.nodes) + 2}"
         words = [str(Path(sys.executable).with_name("ray")), "start", "--block",
                  f"--node-ip-address={ip}", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
                  f"--object-store-memory={128 << 20}"]  # fmt: skip
@@ -74,6 +80,8 @@ class RayCluster:
         # Forked off, or pytest would take Ray's workers for something that a test has left.
         script = f'echo $$ > {pid_file}; exec "$@"'
         start = ["setsid", "--fork"]
+        if namespace:
+            start += ["ip", "netns", "exec", namespace]
         if hidden is not None:
             start += ["unshare", "--mount"]
             script = f"mount -t tmpfs none {hidden}; {script}"
@@ -131,14 +139,41 @@ def _without_mark(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != _NOT_FOR_DAEMONS}
 
 
-def new_cluster() -> RayCluster:
+def new_cluster(net: str = _NET) -> RayCluster:
     """Without nodes; the first that is added is the head."""
-    with socket.create_server((f"{_NET}.2", 0)) as server:
+    with socket.create_server((f"{net}.2", 0)) as server:
         port = server.getsockname()[1]
     # Sockets are made in there, whose names may not be long.
-    cluster = RayCluster(Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")), port)
+    cluster = RayCluster(Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")), port, net)
     cluster.scratch.mkdir()
     return cluster
+
+
+@contextlib.contextmanager
+def far_cluster(delay_s: float) -> Iterator[RayCluster]:
+    """A head here, where drivers are, and a node with two cores behind a cable with this delay."""
+    if os.getuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
+        pytest.skip("a cable with a delay needs root, iproute2 and /dev/net/tun")
+    namespace, net = f"muster-far-{os.getpid()}", f"10.58.{os.getpid() % 250 + 1}"
+    program = Path(__file__).parent / "programs" / "delaying_cable.py"
+    subprocess.run(["ip", "netns", "add", namespace], check=True)
+    words = [sys.executable, str(program), namespace, str(delay_s), f"{net}.2", f"{net}.3"]
+    cable = subprocess.Popen(  # forked off as the nodes are
+        ["setsid", "--fork", *words], env=_without_mark(os.environ), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert cable.stdout is not None and cable.stdout.readline() == b"up\n"
+        cluster = new_cluster(net)
+        try:
+            cluster.add(cpus=0)
+            cluster.add(cpus=2, namespace=namespace)
+            yield cluster
+        finally:
+            cluster.stop()
+    finally:
+        cable.communicate()  # until it has ended
+        subprocess.run(["ip", "netns", "del", namespace], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +185,10 @@ def ray_cluster() -> Iterator[RayCluster]:
         pytest.skip("Ray is not installed: pip install 'muster-gpu[ray]'")
     if shutil.which("setsid") is None:
         pytest.skip("setsid is needed to start a cluster that is no descendant of pytest")
+    if delay_s := float(os.environ.get(LINK_DELAY_S, 0)):
+        with far_cluster(delay_s) as far:
+            yield far
+        return
     cluster = new_cluster()
     try:
         cluster.add(cpus=2)

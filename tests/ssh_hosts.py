@@ -57,7 +57,11 @@ class SshHosts:
             return psutil.Process(self.pids[name]).children(recursive=True)
         return []
 
-    def add(self, name: str, *, gpus: bool = False) -> None:
+    def add(
+        self, name: str, *, gpus: bool = False, ahead_s: float = 0.0, sources: Path = _SOURCES
+    ) -> None:
+        """``ahead_s``: how far the clock that its Python reads is ahead; ``sources``: where it has
+        Muster."""
         address = f"{_NET}.{len(self.addresses) + 2}"
         with socket.create_server((address, 0)) as server:
             port = server.getsockname()[1]
@@ -67,6 +71,9 @@ class SshHosts:
             smi = place / "bin" / "nvidia-smi"
             smi.write_text(f"#!/bin/sh\nprintf '{_SMI.format(host=name)}'\n")
             smi.chmod(0o755)
+        if ahead_s:
+            clock = f"import time\nours = time.time\ntime.time = lambda: ours() + {ahead_s}\n"
+            (place / "bin" / "sitecustomize.py").write_text(clock)
         _key(place / "host_key")
         path = f"{place}/bin:{os.environ['PATH']}"
         (place / "sshd_config").write_text(
@@ -74,8 +81,9 @@ class SshHosts:
             f"PidFile {place}/pid\nAuthorizedKeysFile {self.folder}/key.pub\n"
             "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 50\n"
-            f"SetEnv PATH={path} PYTHONPATH={_SOURCES} CI=true MUSTER_LEASE_DIR={self.leases} "
-            f"XDG_CACHE_HOME={place}/cache SHLVL=2\n"  # no .bashrc, which hosts have not in common
+            f"SetEnv PATH={path} PYTHONPATH={place}/bin:{sources} CI=true "
+            f"MUSTER_LEASE_DIR={self.leases} XDG_CACHE_HOME={place}/cache "
+            "SHLVL=2\n"  # no .bashrc, which hosts have not in common
         )
         kind, key = (place / "host_key.pub").read_text().split()[:2]
         with (self.folder / "known_hosts").open("a") as known:

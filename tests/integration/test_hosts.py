@@ -155,6 +155,9 @@ def test_lines_of_setup_come_before_python_and_are_told_where_they_fail(hosts: S
         assert connection.ask("wait", "it is", 20) == {"said": "up"}
     with pytest.raises(SetupError, match="--setup has failed: module load no_such"):
         Connection(Host("a"), Way(setup=("module load no_such",)))
+    much = "head -c 200000 /dev/zero | tr '\\0' s"  # more than a pipe holds
+    with Connection(Host("a"), Way(setup=(much, f"{much} >&2"))) as connection:
+        assert connection.ask("echo") is None
 
 
 def test_a_ray_that_puts_its_files_where_others_read_them_is_refused(tmp_path: Path) -> None:

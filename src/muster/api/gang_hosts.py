@@ -36,6 +36,7 @@ from muster.api.host_parts import Outcome, Part, Watch
 from muster.api.limits import refuse_to_begin
 from muster.api.options import GangOptions
 from muster.api.services import run_services
+from muster.base.clock import human_duration
 from muster.base.code import code_id
 from muster.base.codec import as_read_back, to_json
 from muster.base.errors import (
@@ -50,7 +51,15 @@ from muster.base.signals import Requests, listening
 from muster.devices.leases import Lease
 from muster.gang.handle import SupervisorHandle
 from muster.gang.spec import Start
-from muster.hosts.check import connected, here, how_to_link, judge, try_links
+from muster.hosts.check import (
+    SKEW_S,
+    connected,
+    here,
+    how_to_link,
+    judge,
+    other_code,
+    try_links,
+)
 from muster.hosts.connection import Connection, Way
 from muster.hosts.names import Host, parse_hosts
 from muster.run.folder import RunFolder
@@ -110,6 +119,7 @@ class HostsPlan:
     folder: RunFolder
     nodes: tuple[HostRanks, ...]
     start: Start
+    notes: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> list[str]:
@@ -124,7 +134,7 @@ class HostsPlan:
         return len(self.nodes)
 
     def lines(self) -> list[str]:
-        return [node.shown for node in self.nodes]
+        return [*(node.shown for node in self.nodes), *self.notes]
 
 
 def plan_anywhere(work: GangWork, options: GangOptions) -> GangPlan | HostsPlan:
@@ -134,8 +144,11 @@ def plan_anywhere(work: GangWork, options: GangOptions) -> GangPlan | HostsPlan:
     check_gang(options)
     hosts = parse_hosts(options.hosts)
     facts = _facts_of(hosts, options.hosts_python, options.hosts_setup, is_forced=options.force)
-    nodes = plan_hosts(hosts, facts)
-    return HostsPlan(folder=work.folder, nodes=nodes, start=choose_start(work.program, options))
+    unlike = [other_code(*pair) for pair in zip(hosts, facts, strict=True)]
+    return HostsPlan(
+        folder=work.folder, nodes=plan_hosts(hosts, facts),
+        start=choose_start(work.program, options), notes=tuple(filter(None, unlike)),
+    )  # fmt: skip
 
 
 def run_anywhere(
@@ -232,6 +245,8 @@ def _run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) 
         plan = plan_anywhere(work, options)
         _facts_of.cache_clear()  # who has which GPU is another matter the next time
         assert isinstance(plan, HostsPlan)
+        for note in plan.notes:
+            audience.warn(note)
         has_gpus = any(node.gpus for node in plan.nodes)
         options.check_idle(has_gpus=has_gpus, records=options.monitor_interval_s > 0)
         code = Code.of(work.program)
@@ -327,6 +342,7 @@ class _Drive:
             with ThreadPoolExecutor(len(parts)) as pool:
                 try:
                     list(pool.map(Part.learn, parts))
+                    self._tell_of_clocks(parts)
                     address, port = self._meeting(connections)
                     list(pool.map(lambda one: self._begin(one, nodes, address, port), parts))
                 except BaseException:  # Ctrl-C: the pool waits for its threads
@@ -337,6 +353,15 @@ class _Drive:
                 parts, num_ranks, folder, self._audience, self._requests, self._session,
                 self._options.grace_s,
             ).run()  # fmt: skip
+
+    def _tell_of_clocks(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if abs(part.skew_s) > SKEW_S:
+                self._audience.warn(
+                    f"the clock of {part.name} is {human_duration(abs(part.skew_s))} "
+                    f"{'ahead' if part.skew_s > 0 else 'behind'}: the times in what its ranks "
+                    "write are by that clock"
+                )
 
     def _meeting(self, connections: Sequence[Connection]) -> tuple[str, int]:
         """Where the nodes meet: an address of the first that all others have reached."""

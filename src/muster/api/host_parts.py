@@ -28,6 +28,7 @@ from muster.base.errors import (
 from muster.base.shown_text import clean_text
 from muster.base.signals import WARNING, Requests, stop_code
 from muster.gang.blame import find_culprit, report
+from muster.hosts.check import clock_skew_s
 from muster.hosts.connection import Connection
 from muster.run.folder import RunFolder
 from muster.run.session import Session
@@ -55,7 +56,8 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
 class Part:
     """One host's part during a start, as node ``number``. ``ended_s``: since when its program has
     ended, 0.0 before; ``is_home``: all that it has written is here; ``lost``: why its host is, ""
-    where not; ``places``: folders there, and what they are here, for what is told of them.
+    where not; ``places``: folders there, and what they are here, for what is told of them;
+    ``skew_s``: how far its clock is ahead of this one.
 
     A thread of its own asks the host what is new, and says it in ``news``.
     """
@@ -71,6 +73,7 @@ class Part:
         self.is_home = False
         self.lost = ""
         self.places: Mapping[str, str] = {}
+        self.skew_s = 0.0
         self._position = 0
         self._complaint = ""
 
@@ -82,6 +85,7 @@ class Part:
         """Have the far end know how to run a part."""
         for module in ("muster.hosts.far_program", "muster.hosts.far_files"):
             self.connection.ask("use", module, limit_s=60.0)
+        self.skew_s = clock_skew_s(self.connection)
 
     def follow(self, news: News) -> None:
         """To the end of its program, and until all that it has written is here."""
@@ -126,6 +130,16 @@ def _is_event(event: Any) -> bool:
     """What a library prints there may be JSON too."""
     fields = _FIELDS.get(str(event.get("event"))) if isinstance(event, dict) else None
     return fields is not None and all(type(event.get(k)) is kind for k, kind in fields.items())
+
+
+def _by_our_clock(ending: GangEnding, skew_s: float) -> GangEnding:
+    """Which rank failed first is asked of those of all hosts together."""
+
+    def moved(of: Any) -> Any:
+        return None if of is None else dataclasses.replace(of, time_s=of.time_s - skew_s)
+
+    ends = tuple(dataclasses.replace(moved(end), error=moved(end.error)) for end in ending.ends)
+    return dataclasses.replace(ending, ends=ends)
 
 
 News = queue.Queue[tuple[Part, dict[str, Any]]]
@@ -186,7 +200,9 @@ class Watch:
             case "ending":
                 part.ended_s = now_s
                 values = {name: value for name, value in event.items() if name != "event"}
-                part.ending = decode(GangEnding, values, ignore_unknown=True)
+                part.ending = _by_our_clock(
+                    decode(GangEnding, values, ignore_unknown=True), part.skew_s
+                )
                 if part.ending.exit_code not in (EXIT_OK, EXIT_REQUEUE):
                     self._stop_at_s = min(self._stop_at_s or now_s + _NOTICE_S, now_s + _NOTICE_S)
             case "error":

@@ -10,20 +10,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Literal
 
 from muster.base.errors import SetupError
 from muster.hosts.connection import Connection, Way
+from muster.hosts.far_end import muster_code
 from muster.hosts.names import Host
 
-_SKEW_S = 2.0
+#: From here on clocks are said to differ.
+SKEW_S = 2.0
 _DISK_MIB = 5 << 10
 _SLOW_BYTES_PER_S, _FAR_S = 1 << 20, 0.2
 #: Ray replaces 127.0.0.1 by an outer address of the machine.
 _LOOPBACK = "127.0.0.2"
 _NOTHING: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+_SAME_CODE = "install the same there as here, from the same commit."
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def close_all(connections: Sequence[Connection]) -> None:
             list(pool.map(Connection.close, connections))
 
 
-def here() -> dict[str, str | None]:
+@cache
+def here() -> Mapping[str, str | None]:
     """The versions of this machine, which those of hosts are compared with."""
 
     def version(name: str) -> str | None:
@@ -92,7 +97,18 @@ def here() -> dict[str, str | None]:
         "muster": version("muster-gpu"),
         "ray": version("ray"),
         "torch": version("torch"),
+        "muster_code": muster_code(),
     }
+
+
+def other_code(host: Host, facts: Mapping[str, Any]) -> str:
+    """That a host has other code of Muster's under the same version; "" where it has not."""
+    if facts.get("muster_code") == here()["muster_code"]:
+        return ""
+    return (
+        f"{host.name} has other code of Muster {facts['muster']} than this machine, and may do "
+        f"other things with it: {_SAME_CODE}"
+    )
 
 
 def judge(
@@ -113,8 +129,7 @@ def judge(
         wanted_version, version = here[name], facts[name]
         is_same = facts.get("muster_code") == here.get("muster_code")
         if name == "muster" and version == wanted_version and not is_same:
-            fix = "install the same there as here, from the same commit."
-            yield Finding(name, "warning", f"{version}, but other code than here", fix)
+            yield Finding(name, "warning", f"{version}, but other code than here", _SAME_CODE)
         elif version == wanted_version is not None:
             yield Finding(name, "ok", version)
         elif wanted_version is None:
@@ -132,7 +147,7 @@ def judge(
         yield Finding("torch", "warning", found, fix)
     yield _gpus(host, facts)
     skew = facts.get("skew_s", 0.0)
-    if abs(skew) <= _SKEW_S:
+    if abs(skew) <= SKEW_S:
         yield Finding("clock", "ok", f"{skew:+.2f} s")
     else:
         fix = "switch on its time service: timedatectl set-ntp true"
@@ -196,8 +211,8 @@ def _rate(connection: Connection, size: int, latency: float) -> float:
 def clock_skew_s(connection: Connection) -> float:
     """How far its clock is ahead of this one, to within half a round trip."""
     before = time.time()
-    theirs = connection.ask("facts", limit_s=60.0)["time_s"]
-    return float(theirs) - (before + time.time()) / 2
+    theirs = float(connection.ask("time"))
+    return theirs - (before + time.time()) / 2
 
 
 @dataclass(frozen=True)

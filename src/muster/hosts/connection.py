@@ -28,6 +28,10 @@ SSH = "MUSTER_SSH"
 _CONNECT_S = 10
 #: What a far end that was hung up on has to clear up.
 _HANG_UP_S = 10.0
+#: An answer, which lists all files of a start at most: more is none, and is not to fill the memory.
+_MOST_BYTES = 64 << 20
+#: Of what ssh, a greeting and lines of --setup complain of, the end is kept.
+_COMPLAINT_BYTES = 4096
 _OPTIONS = (
     "-4", "-T", "-x", "-a", "-e", "none",  # Ray and the tried links are IPv4
     "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
@@ -68,6 +72,7 @@ os._exit(3)
 
 
 _SILENT = "see whether the machine is overloaded, or the link broken."
+_FOREIGN = "see what else prints there: a login script, a line of --setup, sitecustomize of Python."
 #: In this shell, for what it sets; not with what is sent to Python as its stdin.
 _SETUP = """\
 eval {line} </dev/null >&2 || {{ echo "muster: --setup has failed: "{line} >&2; exit 97; }}"""
@@ -143,6 +148,9 @@ class Connection:
         assert self._process.stdin is not None
         self._stdin = self._process.stdin
         os.set_blocking(self._stdin.fileno(), False)
+        self._complaint = b""
+        self._listener = threading.Thread(target=self._take_complaints, daemon=True)
+        self._listener.start()
         try:
             way.circle.add(self)
             self._send(code, 3.0 * _CONNECT_S)
@@ -150,6 +158,8 @@ class Connection:
             self._has_begun = True
             self.facts: Mapping[str, Any] = facts or self.ask("facts", limit_s=60.0)
         except BaseException:
+            if not self._has_begun:  # nothing was started, and what prints there may not look
+                self._kill()
             self.close()
             raise
 
@@ -159,10 +169,18 @@ class Connection:
         Raises SetupError where it fails there, or where nothing goes on for ``limit_s`` seconds.
         """
         self._send(json.dumps([name, arguments]).encode() + b"\n" + after, limit_s)
-        answer = json.loads(self._line(limit_s))
-        if "problem" in answer:
-            raise SetupError(f"{self.host.name}: {clean_text(answer['problem'])}")
-        return answer["is"]
+        line = self._line(limit_s)
+        try:
+            answer = json.loads(line)
+            if "problem" not in answer:
+                return answer["is"]
+            problem = str(answer["problem"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            said = clean_text(line[:100].decode(errors="replace"))
+            raise SetupError(
+                f"{self.host.name} answers with what is no answer: {said}", hint=_FOREIGN
+            ) from None
+        raise SetupError(f"{self.host.name}: {clean_text(problem)}")
 
     def fetch(
         self, name: str, place: str, position: int, most: int, limit_s: float = 120.0
@@ -207,9 +225,9 @@ class Connection:
             process.wait()
         if self._last_call is not None:
             self._last_call.cancel()
-        for stream in (process.stdout, process.stderr):
-            if stream:
-                stream.close()
+        if process.stdout:
+            process.stdout.close()
+        self._listener.join(1.0)
 
     def __enter__(self) -> Connection:
         return self
@@ -225,6 +243,14 @@ class Connection:
         if self._process.poll() is None:  # else the number may be another's by now
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _take_complaints(self) -> None:
+        """Keep the end of what comes on its stderr: a pipe that is full would hold up ssh."""
+        stream = self._process.stderr
+        assert stream is not None
+        with stream, suppress(OSError):
+            while piece := os.read(stream.fileno(), 1 << 16):
+                self._complaint = (self._complaint + piece)[-_COMPLAINT_BYTES:]
 
     def _shut(self) -> None:
         """The end of its stdin, which ends the far end."""
@@ -254,17 +280,25 @@ class Connection:
 
     def _wait_for_hello(self) -> None:
         """Past what a login script of the host may print, also without an end of line."""
-        deadline = time.monotonic() + 3 * _CONNECT_S
-        while self._line(max(0.0, deadline - time.monotonic())) != _HELLO:
+        limit_s = 3.0 * _CONNECT_S
+        deadline = time.monotonic() + limit_s
+        while self._line(limit_s, deadline) != _HELLO:
             pass
 
-    def _line(self, limit_s: float) -> bytes:
-        deadline = time.monotonic() + limit_s
-        while b"\n" not in self._heard:
+    def _line(self, limit_s: float, deadline: float | None = None) -> bytes:
+        deadline, seen = deadline or time.monotonic() + limit_s, 0
+        while (end := self._heard.find(b"\n", seen)) < 0:
+            seen = len(self._heard)
+            if seen > _MOST_BYTES:
+                raise SetupError(
+                    f"{self.host.name} sends a line without an end: {_MOST_BYTES >> 20} MiB of it "
+                    "have come.",
+                    hint=_FOREIGN,
+                )
             self._hear(deadline, limit_s)
-        line, _, rest = self._heard.partition(b"\n")
-        self._heard = bytearray(rest)
-        return bytes(line)
+        line = bytes(self._heard[:end])
+        del self._heard[: end + 1]
+        return line
 
     def _hear(self, deadline: float, limit_s: float) -> None:
         assert self._process.stdout is not None
@@ -285,8 +319,8 @@ class Connection:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._kill()
-        said = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
-        text = clean_text(" ".join(said.split()))[-300:]
+        self._listener.join(5.0)
+        text = clean_text(" ".join(self._complaint.decode(errors="replace").split()))[-300:]
         return SetupError(
             f"Cannot reach {self.host.name}: {text or 'the connection has ended'}",
             hint=_remedy(self.host.name, text),

@@ -82,11 +82,11 @@ def facts() -> dict[str, Any]:
         "memory_mib": _memory_mib(),
         "disk_free_mib": shutil.disk_usage(tempfile.gettempdir()).free >> 20,
         "temp_dir": tempfile.gettempdir(),
-        "time_s": time.time(),
         "system": sys.platform,
         # Client and server of the connection, as this end sees them; nothing on the machine itself.
         "peer": addresses[0] if len(addresses) == 4 else "",
         "address": addresses[2] if len(addresses) == 4 else "",
+        "muster_code": muster_code(),
     }
 
 
@@ -335,9 +335,9 @@ def main() -> None:
         "facts": facts,
         "lease": lease,
         "listen": listen,
-        "muster_code": muster_code,
         "reach": reach,
         "start": start,
+        "time": time.time,
         "swallow": swallow,
         "wait": wait,
         "write": write,
@@ -360,7 +360,8 @@ def main() -> None:
                 data, found = found, len(found)
             answer = {"is": found}
         except Exception as error:
-            answer = {"problem": "%s: %s" % (type(error).__name__, error)}  # noqa: UP031
+            kind = "" if hasattr(error, "exit_code") else "%s: " % type(error).__name__  # noqa: UP031
+            answer = {"problem": "%s%s" % (kind, error)}  # noqa: UP031
         try:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
             sys.stdout.buffer.flush()

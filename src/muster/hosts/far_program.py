@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
+from muster.base.errors import SetupError
 from muster.base.processes import send_signal, set_subreaper
 from muster.base.reaper import guarded
 from muster.base.settings import child_environment, variable
@@ -66,11 +68,14 @@ class _Place:
 
     def make(self, name: str) -> str:
         """The folder of this start."""
-        gangs = self._cache / "gangs"
+        self._cache.mkdir(parents=True, exist_ok=True)
+        for folder in (self._cache.parent, self._cache):
+            _refuse_foreign(folder)
+        gangs = _closed(self._cache / "gangs")
+        _closed(self._cache / "code")
         self.path = gangs / f"{name}-{secrets.token_hex(6)}"
-        self.path.mkdir(parents=True, mode=0o700)
+        self.path.mkdir(mode=0o700)
         self._lock = _locked(self.path / _LOCK)
-        (self._cache / "code").mkdir(exist_ok=True, mode=0o700)
         self._removed_at_end[0] = str(self.path)
         (self.path / "run").mkdir()
         (self.path / "code" / "0").mkdir(parents=True)
@@ -218,6 +223,32 @@ class _Place:
                         if not path.is_symlink() and path.is_file():
                             place = path.relative_to(self.path).as_posix()
                             yield place, (about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """SetupError where somebody else could put code of his own in the place of what lies there."""
+    if sys.platform == "win32":
+        return
+    about = folder.stat()
+    is_open = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
+    if about.st_uid in (0, os.getuid()) and not is_open:
+        return
+    whose = "can be written by everybody" if is_open else f"belongs to user {about.st_uid}"
+    raise SetupError(
+        f"{folder}, where code is kept for the next start, {whose}: others could put theirs in its "
+        "place; name another folder with --setup 'export XDG_CACHE_HOME=…'"
+    )
+
+
+def _closed(folder: Path) -> Path:
+    """A folder that is this user's and closed to others, made where there is none."""
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if sys.platform != "win32":
+        _refuse_foreign(folder)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise SetupError(f"{folder} is no folder of this user's own; remove it")
+        folder.chmod(0o700)
+    return folder
 
 
 def _locked(path: Path) -> int:

@@ -73,6 +73,62 @@ def test_code_is_sent_once_and_each_start_has_a_clean_copy(
     assert Code.of(Entry(target="m:f", params={"task": "muster_recipes.har.task:Har"})).roots == ()
 
 
+def make_in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a start says that has this cache folder; "" where it has begun."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    with Connection(Host(LOCAL)) as connection:
+        connection.ask("use", "muster.hosts.far_program")
+        try:
+            connection.ask("make", "name")
+        except SetupError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("place", ["", "muster", "muster/code", "muster/gangs"])
+def test_where_everybody_may_write_no_code_is_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others could put theirs in its place, with the hash that is asked for."""
+    cache = tmp_path / "cache"
+    (cache / place).mkdir(parents=True)
+    (cache / place).chmod(0o777)
+    said = make_in(cache, monkeypatch)
+    assert f"{cache / place}, where code is kept" in said and "by everybody" in said
+    assert "export XDG_CACHE_HOME" in said
+    assert not list(cache.glob("muster/gangs/*"))
+    if place:
+        (cache / place).chmod(0o700)
+    else:
+        (cache / place).chmod(0o1777)  # as /tmp is, where nobody can replace what is another's
+    assert make_in(cache, monkeypatch) == ""
+    for name in ("code", "gangs"):
+        assert (cache / "muster" / name).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="makes another's folder")
+@pytest.mark.parametrize("place", ["", "muster", "muster/code", "muster/gangs"])
+def test_in_the_folder_of_another_user_no_code_is_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / place).mkdir(parents=True)
+    os.chown(cache / place, 65534, -1)
+    said = make_in(cache, monkeypatch)
+    assert f"{cache / place}, where code is kept" in said and "belongs to user 65534" in said
+
+
+def test_a_link_in_place_of_kept_code_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / "muster").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (cache / "muster" / "code").symlink_to(tmp_path / "elsewhere")
+    assert "is no folder of this user's own" in make_in(cache, monkeypatch)
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+
+
 def test_what_is_written_there_is_brought_and_what_the_driver_writes_is_not(
     far: tuple[Connection, Path], tmp_path: Path
 ) -> None:

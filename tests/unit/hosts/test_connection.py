@@ -69,3 +69,36 @@ def test_what_was_started_ends_when_the_far_end_is_killed(greeting: Path) -> Non
         _far_end(connection).kill()
         wait_for(lambda: not sleeper.is_running(), 20)
         shutil.rmtree(folder)
+
+
+def test_what_a_host_complains_of_at_length_holds_nobody_up(greeting: Path) -> None:
+    """More than a pipe holds, before the far end is there and while it is asked."""
+    complain = "head -c 300000 /dev/zero | tr '\\0' e >&2"
+    greeting.write_text(f"{complain}\n({complain}) &\n")
+    with Connection(Host("a"), facts=FACTS) as connection:
+        assert connection.ask("echo", limit_s=20) is None
+    greeting.write_text(f"{complain}\necho it is over >&2; exit 3\n")
+    with pytest.raises(SetupError, match="eit is over"):
+        Connection(Host("a"), facts=FACTS)
+
+
+def test_a_line_without_an_end_is_not_waited_for(greeting: Path) -> None:
+    greeting.write_text("tr '\\0' x </dev/zero\n")
+    began = time.monotonic()
+    with pytest.raises(SetupError, match="a sends a line without an end: 64 MiB"):
+        Connection(Host("a"), facts=FACTS)
+    assert time.monotonic() - began < 25, "long before it would have had to answer"
+
+
+@pytest.mark.parametrize("answer", ["I am no JSON", "[1]", "7", '{"x": 1}', "[" * 100_000, "\\377"])
+def test_what_is_no_answer_is_told_with_its_host(greeting: Path, answer: str) -> None:
+    """As a login script may print behind everybody's back."""
+    (greeting.parent / "answer").write_text(answer)
+    greeting.write_text(
+        f"printf '\\nmuster-far-end\\n'; printf \"$(cat {greeting.parent}/answer)\\n\"; sleep 99\n"
+    )
+    with Connection(Host("a"), facts=FACTS) as connection:
+        with pytest.raises(SetupError, match="a answers with what is no answer") as caught:
+            connection.ask("echo", limit_s=20)
+        connection._kill()
+    assert len(str(caught.value)) < 400

@@ -93,7 +93,7 @@ def as_nobody(runs: Path, look: Callable[[Path], dict[str, Any]]) -> dict[str, A
     return json.loads(text)  # type: ignore[no-any-return]
 
 
-def test_runs_that_another_user_keeps_to_himself_say_so(runs: Path) -> None:
+def test_runs_that_another_user_keeps_private_say_so(runs: Path) -> None:
     own = looked(runs)  # and so everything is imported before this user's rights are given up
     assert all(one["state"] == "done" and not one["log"] for one in own.values())
     found = as_nobody(runs, looked)

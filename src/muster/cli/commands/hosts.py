@@ -24,7 +24,6 @@ from muster.hosts.check import (
     try_links,
 )
 from muster.hosts.connection import Connection, Way
-from muster.hosts.far_end import muster_code
 from muster.hosts.names import Host, parse_hosts
 
 
@@ -84,9 +83,8 @@ def _look(hosts: tuple[Host, ...], way: Way) -> dict[str, list[Finding]]:
     try:
         for host, one in zip(hosts, results, strict=True):
             if isinstance(one, Connection):
-                about = {"skew_s": clock_skew_s(one), "muster_code": one.ask("muster_code")}
-                ours = {**here(), "muster_code": muster_code()}
-                found[host.name] = [*judge(host, {**one.facts, **about}, ours), *measure(one)]
+                facts = {**one.facts, "skew_s": clock_skew_s(one)}
+                found[host.name] = [*judge(host, facts, here()), *measure(one)]
             else:
                 text, _, fix = str(one).partition("\nHint: ")
                 found[host.name] = [Finding("ssh", "failure", text, fix)]

@@ -17,7 +17,7 @@ from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count, shell_word
+from muster.base.shown_text import count, shell_word, shown_mib
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import parse
@@ -187,6 +187,8 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
     shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
     more = "" if found.is_enqueued else " (not all tasks are listed yet)"
     lines = [f"{shown or 'nothing done'} of {_total(found)}{more}", *_array_lines(run, progress)]
+    if (most_mib := run.stored.options.get("memory_mib")) is not None:
+        lines.append(f"a task may take {shown_mib(most_mib)} of memory (--memory)")
     if found.num_retried:
         was = "attempt was" if found.num_retried == 1 else "attempts were"
         lines.append(f"{found.num_retried:,} {was} tried again")

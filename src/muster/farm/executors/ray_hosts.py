@@ -29,6 +29,7 @@ from muster.hosts.check import (
     here,
     how_to_link,
     judge,
+    other_code,
     try_links,
 )
 from muster.hosts.connection import Circle, Connection, Way
@@ -254,6 +255,8 @@ class RayHosts:
         request = self._request
         hosts = parse_hosts(request.hosts or "")
         asked = _ask(hosts, request.hosts_python, request.hosts_setup)
+        for note in filter(None, map(other_code, hosts, asked.facts)):
+            self.news.put(note)
         nodes = [node for node in plan_nodes(request, hosts, asked.facts)[1] if node.workers]
         known = {host.name: about for host, about in zip(hosts, asked.facts, strict=True)}
         far = [node for node in nodes if not node.host.is_local]
