@@ -142,7 +142,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     replica = make_replica(
         "ddp" if gang.num_ranks > 1 else "single", policy, gang, precision, has_unused=False
     )
-    optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5)
+    optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5, fused=True)
     num_envs, device, scaler = config.num_envs, gang.device, precision.scaler()
     run = AgentRun(
         task=task,

@@ -21,11 +21,14 @@ from muster.agents import (
 )
 from muster_recipes.clstm_ppo.market import Market
 
-#: Windows in one call of the feature LSTM. On a CPU core with 64 units, forward and backward took
-#: 148 us per window at 1,024 and 243 us at 8,192, which no cache holds (21 November 2026).
-_WINDOWS_PER_CALL = {"cpu": 1024, "cuda": 8192}
+#: Activations of one call of the feature LSTM on a CPU. In calls of 55 MB a third of the time went
+#: to pages that the system gave and took back; memory of 16 MiB stays with the process.
+_BYTES_PER_CALL = 16 << 20
+#: Windows in one call elsewhere.
+_WINDOWS_PER_CALL = 8192
 #: With more windows than this their activations are computed again in backward rather than kept;
-#: at 30 bars and 256 units these are about 2 GiB.
+#: at 30 bars and 256 units these are about 2 GiB. On a CPU that is faster, too: kept ones are pages
+#: that the system has to give.
 _WINDOWS_KEPT = 8192
 
 
@@ -109,7 +112,9 @@ class CascadedPolicy(Policy):
 
         In calls of bounded size; with gradients, very many are computed again in backward.
         """
-        parts = torch.split(bars, _WINDOWS_PER_CALL.get(bars.device.type, 8192))
+        is_cpu = bars.device.type == "cpu"
+        at_once = max(1, _BYTES_PER_CALL // self._bytes_per_window) if is_cpu else _WINDOWS_PER_CALL
+        parts = torch.split(bars, at_once)
         if torch.is_grad_enabled() and len(bars) > _WINDOWS_KEPT:
             encoded = [checkpoint(self._encode, part, use_reentrant=False) for part in parts]
         else:
@@ -124,6 +129,11 @@ class CascadedPolicy(Policy):
         _, (last, _) = self.feature_lstm(normalised)
         encoded: Tensor = last.squeeze(0)
         return encoded
+
+    @property
+    def _bytes_per_window(self) -> int:
+        """What backward needs: per bar and unit four gates, h, c and tanh(c)."""
+        return 7 * self.window * self.hidden * self._weight.element_size()
 
     @property
     def _weight(self) -> Tensor:

@@ -230,7 +230,8 @@ def test_many_windows_go_in_calls_of_bounded_size(
     expected = encoded()
     assert sizes == [17]
     sizes.clear()
-    monkeypatch.setitem(network._WINDOWS_PER_CALL, "cpu", at_once)
+    each = 7 * WINDOW * 7 * 8  # gates, h, c and tanh(c) of 7 units, in float64
+    monkeypatch.setattr(network, "_BYTES_PER_CALL", at_once * each)
     monkeypatch.setattr(network, "_WINDOWS_KEPT", kept)
     for one, two in zip(encoded(), expected, strict=True):
         assert torch.allclose(one, two, atol=1e-12)
