@@ -6,7 +6,7 @@ import datetime
 import decimal
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -105,7 +105,7 @@ class ParquetEncoder:
                 writer.write_table(group, row_group_size=group.num_rows)
 
             # A row group is encoded while the next one is read.
-            at_work = thread.submit(int)
+            at_work: Future[Any] = thread.submit(int)
             for group in self._groups(parts):
                 at_work.result()
                 at_work = thread.submit(write, group)
