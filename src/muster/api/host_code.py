@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import tarfile
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from muster.base.errors import SetupError, TargetError
+from muster.base.errors import TargetError
 from muster.base.modules import CLASS, is_installed
 from muster.base.target import find_source, parse_target
-from muster.farm.executors.shipping import find_code
 from muster.gang.spec import Entry, Script
+from muster.hosts.code import pack_code
 from muster.hosts.connection import Connection
 
-LIMIT_BYTES = 100 << 20
 _MUSTER = Path(__file__).parents[2]
 
 
@@ -41,36 +39,10 @@ class Code:
                 return cls(())
         return cls((home,) if source.is_relative_to(home) else (home, source.parent))
 
-    def there(self, path: str, folder: str) -> str:
-        """Where a file of the code is below the folder of a start; other paths as they are."""
-        for number, root in enumerate(self.roots):
-            if os.path.isabs(path) and Path(path).is_relative_to(root):
-                return str(Path(folder, "code", str(number)) / Path(path).relative_to(root))
-        return path
-
     @cached_property
     def packed(self) -> bytes:
         """A tar file of it. Raises SetupError where it is too large to be sent."""
-        whole, total = io.BytesIO(), 0
-        with tarfile.open(fileobj=whole, mode="w") as tar:
-            for number, root in enumerate(self.roots):
-                bundle = find_code(root)
-                total += bundle.num_bytes
-                if total > LIMIT_BYTES:
-                    largest = max(bundle.files.values(), key=lambda path: path.stat().st_size)
-                    raise SetupError(
-                        f"The folder {root} is too large to be sent to hosts as code: it has more "
-                        f"than {LIMIT_BYTES >> 20} MiB, of which {largest.relative_to(root)} has "
-                        f"{largest.stat().st_size >> 20}.",
-                        hint="start from a folder that holds the code alone, and name data by "
-                        "paths that the hosts have.",
-                    )
-                for place, path in sorted(bundle.files.items()):
-                    about = tarfile.TarInfo(f"{number}/{place}")
-                    data = path.read_bytes()
-                    about.size, about.mode = len(data), stat.S_IMODE(path.stat().st_mode) & 0o755
-                    tar.addfile(about, io.BytesIO(data))  # no times: the same code, the same bytes
-        return whole.getvalue()
+        return pack_code(self.roots)
 
     @cached_property
     def digest(self) -> str:

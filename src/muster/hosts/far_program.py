@@ -15,7 +15,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from muster.base.errors import SetupError
 from muster.base.processes import send_signal, set_subreaper
 from muster.base.reaper import guarded
 from muster.base.settings import child_environment, variable
+from muster.hosts.code import is_below, unpack_code
 
 if sys.platform != "win32":
     import fcntl
@@ -109,7 +109,8 @@ class _Place:
             with packed.open("rb") as file:
                 if not file_digest(file, "sha256").hexdigest().startswith(digest):
                     raise ValueError("the code has not arrived as it was sent")
-            _unpack(packed, beside)
+            with packed.open("rb") as file:
+                unpack_code(file, beside)
             (beside / _SUM).write_text(_sum_of(beside))
             with suppress(OSError):  # another start has brought the same meanwhile
                 beside.rename(kept)
@@ -206,7 +207,7 @@ class _Place:
     def _path(self, place: str) -> Path:
         parts = Path(place).parts
         is_known = parts == ("part.json",) or parts[:1] in (("run",), ("code",))
-        if not (is_known and _is_below(place)):
+        if not (is_known and is_below(place)):
             raise ValueError(f"{place!r} is not below the folder of a start")
         return self.path.joinpath(*parts)
 
@@ -285,24 +286,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
     else:
         hidden.unlink()
-
-
-def _unpack(packed: Path, folder: Path) -> None:
-    """Files alone, below the folder. Not by ``extractall``, which is safe from Python 3.11.4 on."""
-    with tarfile.open(packed) as tar:
-        for member in tar:
-            source = tar.extractfile(member) if member.isfile() else None
-            if source is None or not _is_below(member.name):
-                raise ValueError(f"{member.name!r} is not a file below a folder of code")
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                shutil.copyfileobj(source, file)
-            path.chmod(member.mode & 0o755 | 0o600)
-
-
-def _is_below(place: str) -> bool:
-    return not Path(place).is_absolute() and ".." not in Path(place).parts
 
 
 def _is_whole(kept: Path) -> bool:

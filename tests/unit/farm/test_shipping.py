@@ -11,24 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.base.errors import SetupError
 from muster.farm import wire
 from muster.farm.events import Progress, Results, Returned, TargetBroken, WorkerDied
 from muster.farm.executors import ray_pilot, remote, shipping
-from muster.farm.executors.ray_pilot import SENT_HOME, FilesForDriver, moved_path
+from muster.farm.executors.ray_pilot import SENT_HOME, FilesForDriver
 from muster.farm.executors.ray_sending import CodeToSend, DriverView, places_of_pilot
 from muster.farm.executors.shipping import (
     LOG,
     Unpacker,
-    find_code,
     is_shipped,
-    pack_code,
     pack_file,
     pack_folder,
     pack_log,
     write_log,
 )
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.hosts.code import moved_path
 from muster.run.folder import RunFolder
 
 KEY = "ab" * 16
@@ -133,25 +131,6 @@ def test_parts_of_a_log_go_where_they_belong(
 
 
 # ------------------------------------------------------------------ code
-
-
-def test_code_is_what_a_person_has_written(tmp_path: Path) -> None:
-    for name in ("train.py", "package/inner.py", "conf/a.json", ".git/objects/x", ".env",
-                 "package/__pycache__/inner.pyc", "venv/pyvenv.cfg", "venv/lib/torch.py",
-                 "runs/one/run.json", "runs/one/logs/worker-0.log"):  # fmt: skip
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    assert sorted(find_code(tmp_path).files) == ["conf/a.json", "package/inner.py", "train.py"]
-
-
-def test_too_much_code_is_refused_with_what_is_large(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text("x")
-    with (tmp_path / "data.bin").open("wb") as file:
-        file.truncate(5 << 20)
-    with pytest.raises(SetupError, match=r"5 MiB, of which data.bin has 5. At most 4 MiB are sent"):
-        pack_code(tmp_path, "there", 4 << 20)
-    assert unpack(pack_code(tmp_path, "there", 6 << 20), tmp_path / "to")
 
 
 def test_roots_of_code_cover_every_target_once(tmp_path: Path) -> None:
@@ -318,16 +297,3 @@ def test_what_is_said_of_far_files_is_said_of_ours() -> None:
     assert view.of(death) == death._replace(trace=ours, log_start=101, log_end=102)
     assert view.of(TargetBroken(8, text, text)) == TargetBroken(8, ours, ours)
     assert view.of(Returned(8, [1])) == Returned(8, [1])
-
-
-def test_links_to_folders_of_the_code_are_followed_and_none_forever(tmp_path: Path) -> None:
-    """They were left out without a word."""
-    code, outside = tmp_path / "code", tmp_path / "outside"
-    for folder in (code / "a", code / "b", outside):
-        folder.mkdir(parents=True)
-        (folder / "m.py").touch()
-    links = {"lib": "a", "out": outside, "self": ".", "a/b": "../b", "b/a": "../a", "loop": "loop"}
-    for name, to in links.items():
-        (code / name).symlink_to(to)
-    found = find_code(code).files
-    assert sorted(found) == ["a/b/m.py", "a/m.py", "b/a/m.py", "b/m.py", "lib/m.py"]

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import hashlib
 import importlib.metadata
+import io
 import os
 import platform
 import secrets
@@ -39,6 +40,7 @@ from muster.farm.executors.shipping import (
     pack_log,
 )
 from muster.farm.task import Finished, Outcome, TargetSpec
+from muster.hosts.code import moved_path, unpack_code
 from muster.run.folder import RunFolder
 
 #: What one answer to ``poll`` holds at most, but for the last frame in it.
@@ -47,7 +49,8 @@ _TICK_S = 0.1
 #: While the worker has more to do, what it says within this time travels in one answer.
 GATHER_S = 0.02
 _CHECKPOINTS_EVERY_S = 1.0
-#: Below the scratch folder: code that was sent, and the run folder of a pilot that has its own.
+#: Below the scratch folder: code that was sent (by a frame of that name), and the run folder of a
+#: pilot that has its own.
 CODE, RUNS = "code", "runs"
 #: A checkpoint above this size stays where it is.
 CHECKPOINT_LIMIT_BYTES = 1 << 30
@@ -116,7 +119,7 @@ class Pilot:
             self._files = FilesForDriver(RunFolder(run_path), self._setup.slot_id)
         self._folder = RunFolder(run_path)
         self._folder.create()
-        self._unpacker = Unpacker(self._scratch, (CODE, RUNS))
+        self._unpacker = Unpacker(self._scratch, (RUNS,))
         has_code = is_shared and _is_same_code(self._setup.roots[0], self._setup.digests)
         missing = [p for p, size in self._setup.input_files.items() if _size_of(Path(p)) != size]
         return {
@@ -168,6 +171,9 @@ class Pilot:
 
     def _apply(self, data: bytearray) -> None:
         for header, body in wire.unpack(data):
+            if header[0] == CODE:
+                unpack_code(io.BytesIO(body), self._scratch / CODE)
+                continue
             if is_shipped(header):
                 place = self._unpacker.take(header, body)
                 if place is not None and self._files is not None:
@@ -306,14 +312,6 @@ def _moved(target: TargetSpec, roots: Sequence[str], code: Path) -> TargetSpec:
         location = moved_path(location, roots, code)
     base = moved_path(target.base_folder, roots, code) if target.base_folder else ""
     return dataclasses.replace(target, location=location, base_folder=base)
-
-
-def moved_path(path: str, roots: Sequence[str], code: Path) -> str:
-    """Where a path below one of the roots is in the code that was sent."""
-    for number, root in enumerate(roots):
-        if os.path.isabs(path) and Path(path).is_relative_to(root):
-            return str(code / str(number) / Path(path).relative_to(root))
-    return path
 
 
 class FilesForDriver:

@@ -16,12 +16,11 @@ from typing import Any
 
 from muster.farm import wire
 from muster.farm.events import Event, Results, TargetBroken, WorkerDied
-from muster.farm.executors.ray_pilot import CODE, RUNS, digest_of, moved_path
-from muster.farm.executors.shipping import FILE, pack_code, pack_file
+from muster.farm.executors.ray_pilot import CODE, RUNS, digest_of
+from muster.farm.executors.shipping import FILE, pack_file
 from muster.farm.task import Finished, Outcome, TargetSpec
+from muster.hosts.code import moved_path, pack_code
 
-#: All code of a run together.
-LIMIT_BYTES = 100 << 20
 #: What is put into the object store at once.
 OBJECT_BYTES = 64 << 20
 
@@ -56,11 +55,8 @@ class CodeToSend:
         return bool(self._files) or any(target.kind == "command" for target in self._targets)
 
     def pack(self) -> bytes:
-        """All frames of the code. Raises SetupError when it is too large to be sent."""
-        return b"".join(
-            pack_code(Path(root), f"{CODE}/{number}", LIMIT_BYTES)
-            for number, root in enumerate(self.roots)
-        )
+        """The frame of the code. Raises SetupError when it is too large to be sent."""
+        return wire.pack([CODE], pack_code([Path(root) for root in self.roots]))
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:

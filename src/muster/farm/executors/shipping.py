@@ -10,15 +10,13 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
-from muster.base.errors import SetupError
 from muster.farm import wire
 
 FILE, FOLDER, LINK, LOG = "file", "folder", "link", "log"
 #: What one frame holds of a file.
 PIECE_BYTES = 4 << 20
-_MARKS = {"pyvenv.cfg", "run.json", "conda-meta"}  # environments and run folders are no code
 _SUFFIX = ".arriving"
 
 Frame = tuple[list[Any], bytes]
@@ -146,68 +144,3 @@ def write_log(path: Path, position: int, body: bytes) -> None:
         os.pwrite(descriptor, body, position)
     finally:
         os.close(descriptor)
-
-
-# ---------------------------------------------------------------- code
-
-
-class Bundle(NamedTuple):
-    """A folder of code: the files to send, by their place, and how much that is."""
-
-    files: dict[str, Path]
-    num_bytes: int
-
-
-def find_code(folder: Path) -> Bundle:
-    """All files below ``folder`` but hidden ones, compiled ones, environments and run folders.
-
-    A link to another folder in it is followed; one that leads out may be to any amount of data.
-    """
-    files: dict[str, Path] = {}
-    total, whole = 0, folder.resolve()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        if parent != str(folder) and _MARKS & {*names, *folders}:
-            folders.clear()
-            continue
-        here = whole / Path(parent).relative_to(folder)
-        folders[:] = [
-            name for name in folders
-            if not name.startswith(".") and name != "__pycache__" and _is_walked(here / name, whole)
-        ]  # fmt: skip
-        for name in names:
-            path = Path(parent) / name
-            if name.startswith(".") or name.endswith(".pyc") or not path.is_file():
-                continue
-            files[path.relative_to(folder).as_posix()] = path
-            total += path.stat().st_size
-    return Bundle(files, total)
-
-
-def _is_walked(path: Path, whole: Path) -> bool:
-    """Not behind a link that was followed, nor up to where it lies: that would never end."""
-    if not path.is_symlink():
-        return True
-    try:
-        real = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # a loop
-        return False
-    is_first = path.parent.resolve() == path.parent
-    return is_first and real.is_relative_to(whole) and not path.is_relative_to(real)
-
-
-def pack_code(folder: Path, place: str, limit_bytes: int) -> bytes:
-    """All frames of a folder of code at once; SetupError when it is larger than the limit."""
-    bundle = find_code(folder)
-    if bundle.num_bytes > limit_bytes:
-        largest = max(bundle.files.values(), key=lambda path: path.stat().st_size)
-        raise SetupError(
-            f"The workers do not see the folder {folder}, and it is too large to be sent to them: "
-            f"{bundle.num_bytes >> 20} MiB, of which {largest.relative_to(folder)} has "
-            f"{largest.stat().st_size >> 20}. At most {limit_bytes >> 20} MiB are sent.",
-            hint="start from a folder that holds the code alone, or put run folder and code on a "
-            "file system that all nodes share.",
-        )
-    parts = [wire.pack([FOLDER, place])]
-    for inner, path in bundle.files.items():
-        parts += pack_file(path, f"{place}/{inner}")
-    return b"".join(parts)
