@@ -387,7 +387,7 @@ def test_the_exit_code_of_several(tmp_path: Path, muster_main: MusterMain) -> No
 
 def made_run(folder: RunFolder, code: int) -> None:
     """A program's run that has ended with this code."""
-    from muster.api.gangs import GangWork, Script
+    from muster.api.gang_work import GangWork, Script
     from muster.api.options import GangOptions
     from muster.run.session import open_run
 

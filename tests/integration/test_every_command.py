@@ -26,7 +26,7 @@ from tests.json_schemas import check_printed, schemas
 from tests.programs import slow_task
 
 import muster
-from muster.api.gangs import GangWork, Script
+from muster.api.gang_work import GangWork, Script
 from muster.api.options import GangOptions
 from muster.cli import help_page
 from muster.cli.main import COMMANDS, main

@@ -493,7 +493,8 @@ def fail():
 CALL = """
 import sys
 from pathlib import Path
-from muster.api.gangs import Entry, GangAudience, GangWork, run_gang
+from muster.api.gang_work import Entry, GangAudience, GangWork
+from muster.api.gangs import run_gang
 from muster.api.options import GangOptions
 from muster.run.folder import RunFolder
 name, params, start = eval(sys.argv[1])

@@ -22,7 +22,7 @@ from muster.api.experiment_file import (
     needs,
     resolved,
 )
-from muster.api.runs import Run, open_first_stage
+from muster.api.runs import Run, find_first_stage
 from muster.api.search_state import read_search
 from muster.api.why import Why, array_of, job_of, why, word_of
 from muster.base.clock import SystemClock
@@ -205,7 +205,7 @@ def experiments_in(root: Path) -> list[ExperimentFolder]:
 
 def run_in(folder: RunFolder) -> Run | None:
     """The run there; of a map that goes stage by stage and has no other yet, its first stage."""
-    return Run(folder.path) if folder.exists() else open_first_stage(str(folder.path))
+    return Run(folder.path) if folder.exists() else find_first_stage(str(folder.path))
 
 
 def is_done(run: Run | None, says_the_same: Callable[[Run], bool]) -> bool:

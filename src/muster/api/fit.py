@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import GangAudience, GangPlan
+from muster.api.gang_work import GangAudience
+from muster.api.gangs import GangPlan
 from muster.api.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed

@@ -15,19 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import (
+from muster.api.gang_work import (
     GangAudience,
     GangEnding,
-    GangPlan,
     GangWork,
     check_gang,
     choose_start,
     note_ending,
-    plan_gang,
-    run_gang,
     tell_ending,
     wants_limits,
 )
@@ -48,8 +46,6 @@ from muster.base.errors import (
 from muster.base.settings import read_settings
 from muster.base.shown_text import clean_text, count, shell_word
 from muster.base.signals import Requests, listening
-from muster.devices.leases import Lease
-from muster.gang.handle import SupervisorHandle
 from muster.gang.spec import Start
 from muster.hosts.check import (
     SKEW_S,
@@ -60,6 +56,7 @@ from muster.hosts.check import (
     other_code,
     try_links,
 )
+from muster.hosts.code import moved_path
 from muster.hosts.connection import Connection, Way
 from muster.hosts.names import Host, parse_hosts
 from muster.run.folder import RunFolder
@@ -137,11 +134,10 @@ class HostsPlan:
         return [*(node.shown for node in self.nodes), *self.notes]
 
 
-def plan_anywhere(work: GangWork, options: GangOptions) -> GangPlan | HostsPlan:
-    """What would be started, where; it changes nothing. Raises what ``run_anywhere`` raises."""
-    if options.hosts is None:
-        return plan_gang(work, options)
-    check_gang(options)
+def plan_on_hosts(work: GangWork, options: GangOptions) -> HostsPlan:
+    """What would be started, where; it changes nothing. SetupError for a host that cannot be used,
+    UsageError for hosts of which some have a GPU and some have none."""
+    assert options.hosts is not None
     hosts = parse_hosts(options.hosts)
     facts = _facts_of(hosts, options.hosts_python, options.hosts_setup, is_forced=options.force)
     unlike = [other_code(*pair) for pair in zip(hosts, facts, strict=True)]
@@ -149,25 +145,6 @@ def plan_anywhere(work: GangWork, options: GangOptions) -> GangPlan | HostsPlan:
         folder=work.folder, nodes=plan_hosts(hosts, facts),
         start=choose_start(work.program, options), notes=tuple(filter(None, unlike)),
     )  # fmt: skip
-
-
-def run_anywhere(
-    work: GangWork,
-    options: GangOptions,
-    audience: GangAudience,
-    *,
-    supervisor: SupervisorHandle | None = None,
-    kept: dict[str, Lease] | None = None,
-) -> GangEnding:
-    """``run_gang``, or the same on the hosts that the options name.
-
-    Raises what ``run_gang`` raises, and SetupError where a host cannot be used.
-    """
-    if options.hosts is None:
-        return run_gang(work, options, audience, supervisor=supervisor, kept=kept)
-    if supervisor is not None:
-        supervisor.close()
-    return _run_on_hosts(work, options, audience)
 
 
 @lru_cache(maxsize=4)
@@ -235,16 +212,17 @@ def plan_hosts(hosts: Sequence[Host], facts: Sequence[Mapping[str, Any]]) -> tup
     return tuple(nodes)
 
 
-def _run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) -> GangEnding:
+def run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) -> GangEnding:
+    """Run a gang to its end on the hosts that the options name. Raises what ``plan_on_hosts``
+    raises, and SetupError when somebody works on the folder."""
     with listening() as requests, ExitStack() as stack:
         check_gang(options)
         settings, folder = read_settings(), work.folder
         has_limits = wants_limits(work, options)
         if has_limits:
             refuse_to_begin(folder, options, requests, is_new=options.restart)
-        plan = plan_anywhere(work, options)
+        plan = plan_on_hosts(work, options)
         _facts_of.cache_clear()  # who has which GPU is another matter the next time
-        assert isinstance(plan, HostsPlan)
         for note in plan.notes:
             audience.warn(note)
         has_gpus = any(node.gpus for node in plan.nodes)
@@ -428,7 +406,8 @@ class _Drive:
         def moved(value: Any) -> Any:
             if isinstance(value, str) and (value == here or value.startswith(f"{here}/")):
                 return f"{place}/run{value[len(here) :]}"
-            return self._code.there(value, place) if isinstance(value, str) else value
+            code = Path(place, "code")
+            return moved_path(value, self._code.roots, code) if isinstance(value, str) else value
 
         program = as_read_back(self._work.program)
         if "target" in program:

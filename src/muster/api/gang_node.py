@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from muster.api.gangs import Entry, GangAudience, GangWork, Script, run_gang
+from muster.api.gang_work import Entry, GangAudience, GangWork, Script
+from muster.api.gangs import run_gang
 from muster.api.options import GangOptions
 from muster.base.codec import as_read_back, decode, read_record
 from muster.base.errors import EXIT_INTERRUPTED, MusterError

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from muster.api.earlier_work import move_aside
+from muster.api.gang_hosts import HostsPlan, plan_on_hosts, run_on_hosts
+from muster.api.gang_work import (
+    GangAudience,
+    GangWork,
+    check_gang,
+    choose_start,
+    note_ending,
+    tell_ending,
+    wants_limits,
+)
 from muster.api.lending import Lending
 from muster.api.limits import refuse_to_begin
 from muster.api.options import GangOptions, SweepOptions
@@ -21,10 +29,8 @@ from muster.api.placing import (
     wait_of,
     would_place,
 )
-from muster.api.services import Services, check_services, run_services, told_in_queue
-from muster.base.atomic_files import explain_os_error
-from muster.base.code import Code, code_id
-from muster.base.errors import UsageError
+from muster.api.services import Services, run_services, told_in_queue
+from muster.base.code import code_id
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
@@ -38,52 +44,9 @@ from muster.farm.task import SlotSpec
 from muster.gang.handle import SupervisorHandle
 from muster.gang.launch import GangEnding, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
-from muster.gang.topology import read_topology
 from muster.run.folder import RunFolder
-from muster.run.record import Kind, RunRecord, new_record
-from muster.run.session import Renew, Session, open_run
-from muster.run.state import last_word
+from muster.run.session import open_run
 from muster.slurm.commands import typed_for_job
-
-__all__ = ["Entry", "GangEnding", "Script"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangAudience:
-    """Who watches: ``hear`` gets (rank, line) of what ranks print, ``say`` remarks on the run,
-    ``warn`` what may be wrong. ``argv`` is the command line, kept in run.json."""
-
-    hear: Callable[[int, str], None] = lambda rank, line: None
-    say: Callable[[str], None] = lambda line: None
-    warn: Callable[[str], None] = lambda line: None
-    argv: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangWork:
-    """What ranks do, and in which folder; ``about``: what else the run's record says of it."""
-
-    folder: RunFolder
-    program: Script | Entry
-    kind: Kind = "run"
-    code: Code = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    def renewal(self, options: GangOptions, argv: Sequence[str]) -> Renew:
-        """The record of a start, which replaces that of the run, except for its id and its age."""
-
-        def renew(before: RunRecord | None) -> RunRecord:
-            if before is not None:
-                before.check_kind(self.kind, self.folder)
-            spec = {"program": dataclasses.asdict(self.program), **self.about}
-            now = new_record(
-                self.folder, self.kind, options, spec=spec, code=dict(self.code), argv=tuple(argv)
-            )
-            if before is None:
-                return now
-            return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
-
-        return renew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +82,15 @@ class GangPlan:
         return [f"{many}{here}: {shown}, {threads}", *remarks(self.placement)]
 
 
-def choose_start(program: Script | Entry, options: GangOptions) -> Start:
-    """How ranks begin; fork is safe on Linux only (elsewhere system libraries start threads)."""
-    if options.start is not None:
-        if options.start == "fork" and sys.platform != "linux":
-            raise UsageError(f"--start fork is for Linux; this is {sys.platform}.")
-        return options.start
-    return "fork" if isinstance(program, Entry) and sys.platform == "linux" else "exec"
-
-
-def plan_gang(work: GangWork, options: GangOptions) -> GangPlan:
+def plan_gang(work: GangWork, options: GangOptions) -> GangPlan | HostsPlan:
     """The first half of a run: what would be started, where. It changes nothing and takes no lease.
 
-    Raises what placing raises, and UsageError inside another launcher.
+    Raises what placing raises, SetupError for a host that cannot be used, and UsageError inside
+    another launcher.
     """
     check_gang(options)
+    if options.hosts is not None:
+        return plan_on_hosts(work, options)
     settings, options = read_settings(), as_wanted(work.folder, options)
     inventory = discover(settings)
     placement = would_place(
@@ -154,14 +111,18 @@ def run_gang(
     supervisor: SupervisorHandle | None = None,
     kept: dict[str, Lease] | None = None,
 ) -> GangEnding:
-    """Run a gang to its end; whatever happens, nothing it started is left running.
+    """Run a gang to its end, here or on the hosts that the options name; whatever happens, nothing
+    it started is left running.
 
     ``supervisor``: one that was started early (its ``forks`` must suit the options), closed at the
     end in any case; ``kept``: leases by GPU, which a start that moves leaves to the next one.
 
-    Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
-    another launcher.
+    Raises what ``plan_gang`` raises, and SetupError when somebody works on the folder.
     """
+    if options.hosts is not None:
+        if supervisor is not None:
+            supervisor.close()
+        return run_on_hosts(work, options, audience)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         if supervisor is not None:
             stack.callback(supervisor.close)
@@ -224,35 +185,6 @@ def run_gang(
         return ending
 
 
-def wants_limits(work: GangWork, options: GangOptions) -> bool:
-    """Whether a start is to keep the limits of the run."""
-    return bool(options.limits) and (options.restart or not _is_finished(work))
-
-
-def note_ending(
-    ending: GangEnding, session: Session, folder: RunFolder, audience: GangAudience
-) -> None:
-    """Write down in the run's journal how a start ended."""
-    values = dataclasses.asdict(ending)
-    fields = {k: v for k, v in values.items() if v and k not in ("word", "ends")}
-    if ending.word.get("ending") == "restart" and not ending.stopped_by:
-        fields["starts_again"] = True
-    try:
-        session.end(**{"exit_code": 0, **fields})
-    except OSError as error:  # how it ended is known all the same
-        audience.warn(str(explain_os_error(error, "write", folder.events)))
-
-
-def tell_ending(ending: GangEnding, services: Services) -> None:
-    """Send it to those whom ``--notify`` names, unless the run goes on at once."""
-    path = services.folder.path
-    if ending.stall:
-        services.tell("stalled", f"{path}: {ending.stall}")
-    if not ending.is_moving and ending.word.get("ending") != "restart":
-        words = ending.report[0] if ending.report else f"exit code {ending.exit_code}"
-        services.tell("ended", f"{path}: {words}", ending.exit_code)
-
-
 @dataclass(frozen=True)
 class _Watcher:
     """What the launcher tells while the ranks work, and what others want of them."""
@@ -281,11 +213,6 @@ class _Watcher:
         events = [event for ask in asked for event in self.lending.hear(ask)]
         wanted = [event.wanted for event in events if isinstance(event, Slots)]
         return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(self.slots)
-
-
-def _is_finished(work: GangWork) -> bool:
-    """Whether it is a training that would only say that it is finished."""
-    return work.kind != "run" and last_word(work.folder).get("ending") == "finished"
 
 
 def _devices_of(slots: Sequence[SlotSpec]) -> tuple[int, set[str]]:
@@ -378,15 +305,3 @@ def _take(
         kept=kept,
         wait=wait_of(options, say),
     )
-
-
-def check_gang(options: GangOptions) -> None:
-    """Refuse what needs no look at devices or folders; a dry run does as well."""
-    here = read_topology()
-    if here is not None:
-        raise UsageError(
-            f"This is rank {here.rank} of {here.world_size} of a gang that {here.launcher} has "
-            "started: a gang inside every rank would make more ranks than there are devices.",
-            hint="start muster outside the launcher, or unset RANK and WORLD_SIZE.",
-        )
-    check_services(options)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from muster.api.gangs import GangAudience, GangEnding
+from muster.api.gang_work import GangAudience, GangEnding
 from muster.api.host_code import Code
 from muster.api.host_files import Shared
 from muster.base.codec import decode, write_json

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
-from muster.api.runs import open_run
+from muster.api.runs import find_run
 from muster.base.clock import Clock, SystemClock
 from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, UsageError
 from muster.base.flags import Flag, parse_duration
@@ -300,7 +300,7 @@ def _logs_of(text: str) -> tuple[str, list[Path], Path]:
     path = Path(text)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return path.name, [path], path.with_suffix(".png")
-    folder = open_run(text).folder
+    folder = find_run(text).folder
     logs = folder.monitor_logs()
     if not logs:
         raise SetupError(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import check_code
-from muster.api.gang_hosts import HostsPlan, plan_anywhere, run_anywhere
-from muster.api.gangs import GangAudience, GangEnding, GangPlan, GangWork, Script, plan_gang
+from muster.api.gang_hosts import HostsPlan
+from muster.api.gang_work import GangAudience, GangEnding, GangWork, Script
+from muster.api.gangs import GangPlan, plan_gang, run_gang
 from muster.api.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
@@ -31,7 +32,7 @@ def plan_script(script: Script, options: GangOptions) -> GangPlan | HostsPlan:
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(options.run_dir or default_root() / name)
     check_script(folder, script, options)
-    return plan_anywhere(GangWork(folder=folder, program=script), options)
+    return plan_gang(GangWork(folder=folder, program=script), options)
 
 
 def run_script(
@@ -55,7 +56,7 @@ def run_script(
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
     work = GangWork(folder=folder, program=script, code=code_of_script(script))
     try:
-        ending = run_anywhere(work, options, audience, supervisor=supervisor)
+        ending = run_gang(work, options, audience, supervisor=supervisor)
     except BaseException:
         if place is None:
             with suppress(OSError):  # nothing is in it where it has not begun

@@ -428,12 +428,12 @@ def find_runs(root: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
 
 
-def open_run(text: str, root: Path = Path("runs")) -> Run:
+def find_run(text: str, root: Path = Path("runs")) -> Run:
     """A run by its path, or by its name below ``root``; UsageError with the nearest name."""
     for path in (Path(text), root / text):
         if RunFolder(path).exists():
             return Run(path)
-    if (stage := open_first_stage(text, root)) is not None:
+    if (stage := find_first_stage(text, root)) is not None:
         raise UsageError(
             f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
             "begun.",
@@ -451,7 +451,7 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
 
 
-def open_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
+def find_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
     """The first stage of a map that runs stage by stage and has only stages so far, else None.
 
     The record of that stage has the whole command.

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from muster.api.earlier_work import check_code, has_trained
-from muster.api.gang_hosts import HostsPlan, plan_anywhere, run_anywhere
-from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, GangWork, run_gang
+from muster.api.gang_hosts import HostsPlan
+from muster.api.gang_work import Entry, GangAudience, GangEnding, GangWork
+from muster.api.gangs import GangPlan, plan_gang, run_gang
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.atomic_files import write_atomic
@@ -150,7 +151,7 @@ def job_of_target(
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan | HostsPlan:
     """What would be started, where. It changes nothing; raises what ``run_training`` raises."""
     check_job(job, options)
-    return plan_anywhere(job.work(), _options_for(job, options))
+    return plan_gang(job.work(), _options_for(job, options))
 
 
 def run_training(
@@ -203,7 +204,7 @@ def _until_it_ends(
             work = job.work(allow_changed_code=options.allow_changed_code)
             asked = None if options.restart else _devices_of(folder)
             try:
-                ending = run_anywhere(work, options, audience, supervisor=supervisor, kept=kept)
+                ending = run_gang(work, options, audience, supervisor=supervisor, kept=kept)
                 refusal = _refusal_to_begin(ending)
             except (PlacementError, UsageError) as error:
                 if moved is None:

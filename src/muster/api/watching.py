@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from muster.api.experiment import ExperimentFolder, find_experiment, state_of_all
 from muster.api.limits import PAUSES
-from muster.api.runs import Run, Status, open_first_stage, open_run
+from muster.api.runs import Run, Status, find_first_stage, find_run
 from muster.api.why import array_of, job_of, word_of
 from muster.base.errors import (
     EXIT_INTERRUPTED,
@@ -45,16 +45,16 @@ class End(NamedTuple):
 
 
 def open_waited(text: str) -> Run | ExperimentFolder:
-    """A run, or an experiment with phases, by its path or name; raises what ``open_run`` raises."""
+    """A run, or an experiment with phases, by its path or name; raises what ``find_run`` raises."""
     return find_experiment(text) or open_watched(text)
 
 
 def open_watched(text: str) -> Run:
     """A run by its path or name; of a map that runs stage by stage also while it has only stages.
 
-    Raises what ``open_run`` raises.
+    Raises what ``find_run`` raises.
     """
-    return open_first_stage(text) or open_run(text)
+    return find_first_stage(text) or find_run(text)
 
 
 def folders_of(run: Run) -> list[RunFolder]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from muster.api.gangs import GangAudience, GangEnding, GangPlan
+from muster.api.gang_work import GangAudience, GangEnding
+from muster.api.gangs import GangPlan
 from muster.api.limits import LimitOptions
 from muster.api.options import GangOptions
 from muster.base.clock import human_duration

@@ -8,7 +8,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.gangs import GangOptions, GangWork, Script
+from muster.api.gang_work import GangWork, Script
+from muster.api.options import GangOptions
 from muster.api.run import code_of_script
 from muster.run.folder import RunFolder
 from muster.run.session import open_run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.api.gang_hosts import HostRanks, _Drive
-from muster.api.gangs import GangAudience, GangEnding, GangWork
+from muster.api.gang_work import GangAudience, GangEnding, GangWork
 from muster.api.host_code import Code
 from muster.api.host_parts import Outcome
 from muster.api.options import GangOptions

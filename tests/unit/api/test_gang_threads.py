@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.gangs import GangWork, plan_gang
+from muster.api.gang_work import GangWork
+from muster.api.gangs import plan_gang
 from muster.api.options import GangOptions
 from muster.gang.spec import Script
 from muster.run.folder import RunFolder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from muster.api import host_parts
-from muster.api.gangs import GangAudience
+from muster.api.gang_work import GangAudience
 from muster.api.host_code import Code
 from muster.api.host_parts import News, Outcome, Part, Watch
 from muster.base.errors import EXIT_REQUEUE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.gangs import GangOptions
+from muster.api.options import GangOptions
 from muster.api.runs import Run
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.journal import read_journal

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import MusterCli
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import Entry, GangWork, Script
+from muster.api.gang_work import Entry, GangWork, Script
 from muster.api.options import GangOptions
 from muster.api.slurm_gang import NodeStart, SlurmGang, SlurmJob, hand_in, options_on_node
 from muster.base.code import Code

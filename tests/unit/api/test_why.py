@@ -18,7 +18,7 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.tracked import gang_folder
 
-from muster.api.runs import open_run
+from muster.api.runs import find_run
 from muster.api.why import alerts, why
 from muster.base.errors import TargetError
 from muster.run import session
@@ -179,7 +179,7 @@ def test_every_kind_of_run_says_why(kind: str, make: Make, tmp_path: Path) -> No
     folder = make(kind, tmp_path)
     of_kind = RANKS if kind in GANGS else TASKS
     state, cause, advice = OTHERWISE.get((kind, make), of_kind[make])
-    found = why(open_run(str(folder.path)))
+    found = why(find_run(str(folder.path)))
     assert found.state == state
     assert found.kind == ("" if make is unreadable else kind)
     said = [found.sentence, *found.reasons, *(one.text for one in found.causes)]
@@ -190,7 +190,7 @@ def test_every_kind_of_run_says_why(kind: str, make: Make, tmp_path: Path) -> No
 
 def test_a_task_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = folder_of("sweep", "failed", tmp_path)
-    (group,) = open_run(str(folder.path)).failures()
+    (group,) = find_run(str(folder.path)).failures()
     number = group.named[0].split()[0]
     done = muster_main("why", str(folder.path), number)
     assert done.returncode == 0, done.stderr
@@ -229,7 +229,7 @@ def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> No
 def test_a_run_that_goes_on_is_not_explained_away(tmp_path: Path) -> None:
     folder = killed("sweep", tmp_path)
     with hold(folder):
-        found = why(open_run(str(folder.path)))
+        found = why(find_run(str(folder.path)))
     assert found.state == "running" and not found.reasons
     assert found.tries == (f"muster status {folder.path}",)
 
@@ -241,7 +241,7 @@ def test_an_error_that_ended_a_run_is_told_later_too(tmp_path: Path) -> None:
     with pytest.raises(TargetError), session.open_run(folder) as begun:
         begun.begin(tasks=4)
         raise TargetError(message, hint="python bad.py shows the whole traceback.")
-    found = why(open_run(str(folder.path)))
+    found = why(find_run(str(folder.path)))
     assert found.state == "stopped" and found.reasons == (message,)
     assert found.tries[0] == "python bad.py shows the whole traceback."
     assert ("bad", message) in alerts(folder)
@@ -250,7 +250,7 @@ def test_an_error_that_ended_a_run_is_told_later_too(tmp_path: Path) -> None:
 def test_a_run_that_waits_says_what_for(tmp_path: Path) -> None:
     folder = stalled("sweep", tmp_path)
     with hold(folder):
-        found = why(open_run(str(folder.path)))
+        found = why(find_run(str(folder.path)))
     assert found.state == "running"
     assert found.reasons == ("No GPU is free. Nothing more begins until one has.",)
     assert found.lines[-1] == "x is 3 and the seed 0"
@@ -261,12 +261,12 @@ def test_the_last_lines_are_those_of_the_task_that_failed(tmp_path: Path) -> Non
     folder = folder_of("sweep", "command", tmp_path)
     with (folder.logs / "worker-0.log").open("a") as log:
         log.write("another task\n")
-    found = why(open_run(str(folder.path)))
+    found = why(find_run(str(folder.path)))
     assert found.log == str(folder.logs / "worker-0.log") and found.lines == ("x is 9",)
 
 
 def test_an_array_is_explained_by_its_elements(tmp_path: Path) -> None:
-    found = why(open_run(str(folder_of("array", "done", tmp_path).path)))
+    found = why(find_run(str(folder_of("array", "done", tmp_path).path)))
     assert found.state == "not collected"
     assert found.sentence == "An array of 2 elements: 4 tasks done, 0 failed."
     assert any("muster collect" in text for text in found.tries)
@@ -279,7 +279,7 @@ def test_an_element_of_an_array_is_resumed_by_its_place(tmp_path: Path) -> None:
     write(folder, *lines)
     with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
         ledger.execute("UPDATE tasks SET state = 0 WHERE task_id = 1")
-    found = why(open_run(str(folder.path)))
+    found = why(find_run(str(folder.path)))
     assert found.state == "stopped"
     assert found.tries == (f"muster resume {folder.path}",)
 
@@ -290,7 +290,7 @@ def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) ->
     with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
         (number,) = ledger.execute("SELECT min(task_id) FROM tasks WHERE state = 0").fetchone()
         ledger.execute("UPDATE tasks SET state = 1 WHERE task_id = ?", (number,))
-    run = open_run(str(folder.path))
+    run = find_run(str(folder.path))
     with hold(folder):
         found = why(run, str(number))
     assert found.state == "running" and ": it runs now" in found.sentence
@@ -304,7 +304,7 @@ def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
     with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
         ledger.execute("UPDATE tasks SET state = 4 WHERE state IN (0, 1)")
         (number,) = ledger.execute("SELECT min(task_id) FROM tasks WHERE state = 4").fetchone()
-    run = open_run(str(folder.path))
+    run = find_run(str(folder.path))
     for found in (why(run), why(run, str(number))):
         assert found.state == "cancelled"
         assert f"muster resume {folder.path}" in found.tries
@@ -312,7 +312,7 @@ def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
     array = folder_of("array", "collected", tmp_path / "a")
     with closing(sqlite3.connect(array.ledger)) as ledger, ledger:
         ledger.execute("UPDATE tasks SET state = 3 WHERE task_id = 1")
-    found = why(open_run(str(array.path)))
+    found = why(find_run(str(array.path)))
     retry = f"muster retry {array.path}/elements/N, then: muster collect {array.path}"
     assert found.state == "failed" and retry in found.tries
 
@@ -329,7 +329,7 @@ def test_secrets_of_a_command_are_not_repeated(tmp_path: Path) -> None:
     record = json.loads(folder.run_json.read_bytes())
     record["argv"] = [*record["argv"], "--api-key", "s3cret"]
     folder.run_json.write_text(json.dumps(record))
-    tries = why(open_run(str(folder.path))).tries
+    tries = why(find_run(str(folder.path))).tries
     assert any("muster run" in text for text in tries) and "s3cret" not in " ".join(tries)
 
 

@@ -17,7 +17,7 @@ from muster.api.adding import (
 )
 from muster.api.options import SweepOptions
 from muster.api.plans import check_same_plan, go_to, workload_over
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, find_run
 from muster.api.workload import Workload
 from muster.base.errors import SetupError, UsageError
 from muster.base.shown_text import count, shell_word
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     groups: dict[str, Any] = {"adding": _AddFlags, "options": _OPTIONS, "shown": ShownFlags}
     if run is None:
         place = {"place": RunPlace, "space": _SPACE, **groups}
-        run = open_run(parse_groups(place, argv, "add", _HELP, common=_FIRST).place.run)
+        run = find_run(parse_groups(place, argv, "add", _HELP, common=_FIRST).place.run)
     before, here = None, Path.cwd()
     if not {"-h", "--help", "--help-all"} & set(words):
         check_may_grow(run)

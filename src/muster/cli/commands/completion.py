@@ -206,10 +206,10 @@ def _runs(last: str) -> Iterator[Candidate]:
 
 
 def _failed(run: str) -> Iterator[Candidate]:
-    from muster.api.runs import open_run
+    from muster.api.runs import find_run
 
     with suppress(MusterError):
-        for named in open_run(run).failed_tasks():
+        for named in find_run(run).failed_tasks():
             number, _, about = named.partition(" ")
             yield Candidate(number, about)
 

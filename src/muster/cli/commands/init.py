@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.api.plans import stored_options
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, find_run
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_INTERRUPTED, UsageError
 from muster.base.flags import Flag
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     if flags.file.exists():
         raise UsageError(f"{flags.file} is there already.", hint="name another file.")
     if flags.from_:
-        text = _of_run(open_run(flags.from_), flags.file)
+        text = _of_run(find_run(flags.from_), flags.file)
     elif parsed.program:
         words = [*parsed.program]
         text = file_of(["muster", *words[words[0] == "muster" :]], "An experiment.")

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 from muster.api.experiment import find_experiment, why_experiment
 from muster.api.ranks import rank_log
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, find_run
 from muster.api.watching import folders_of, is_at_work, latest, open_watched, pause_s
 from muster.api.why import Cause, Why, why
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
@@ -334,7 +334,7 @@ def show_why(argv: list[str]) -> int:
     flags = parse(_Why, argv, "why", _WHY)
     experiment = find_experiment(flags.run) if flags.task is None else None
     found = (
-        why(open_run(flags.run), flags.task) if experiment is None else why_experiment(experiment)
+        why(find_run(flags.run), flags.task) if experiment is None else why_experiment(experiment)
     )
     if flags.json:
         record = asdict(found)

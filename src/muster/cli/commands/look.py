@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.api.experiment import find_experiment
 from muster.api.ranks import rank_failures
-from muster.api.runs import Run, Status, find_runs, open_run
+from muster.api.runs import Run, Status, find_run, find_runs
 from muster.api.search_state import read_search
 from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
@@ -124,7 +124,7 @@ def status(argv: list[str]) -> int:
             return _watch(flags.run, as_json=flags.json)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
-    return _show_status(open_run(flags.run), output.say, as_json=flags.json)
+    return _show_status(find_run(flags.run), output.say, as_json=flags.json)
 
 
 def _watch(name: str, *, as_json: bool) -> int:
@@ -224,7 +224,7 @@ def errors(argv: list[str]) -> int:
 
         of_each(flags.run, _error_record if flags.json else _show_errors, is_json=flags.json)
         return 0
-    run = open_run(flags.run)
+    run = find_run(flags.run)
     if flags.json:
         output.say_json(_error_record(run))
         return 0

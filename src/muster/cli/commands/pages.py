@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from muster.api.experiment import find_experiment, run_in
 from muster.api.recipe import MapRecipe, Recipe
-from muster.api.runs import open_run
+from muster.api.runs import find_run
 from muster.base.codec import decode
 from muster.base.errors import MusterError, UsageError
 from muster.base.flags import Flag
@@ -64,7 +64,7 @@ def report(argv: list[str]) -> int:
             if run is not None and phase.state not in ("not begun", "refused", "damaged"):
                 made += write_report(run, _maker_of(run.stored), out)
     else:
-        run = open_run(flags.run)
+        run = find_run(flags.run)
         made = write_report(run, _maker_of(run.stored), flags.out)
     if flags.json:
         output.say_json([str(path) for path in made])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.api.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, find_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
@@ -149,7 +149,7 @@ def _plan_run(flags: _Plan) -> int:
 
 def _open(what: str) -> Run:
     try:
-        return open_run(what)
+        return find_run(what)
     except UnknownNameError:
         if has_plan(RunFolder(Path(what))):
             raise SetupError(

@@ -18,7 +18,7 @@ from muster.api.array import read_array
 from muster.api.experiment import find_experiment
 from muster.api.options import SweepOptions
 from muster.api.plans import go_to, stored_options, stored_workload
-from muster.api.runs import Run, open_first_stage, open_run
+from muster.api.runs import Run, find_first_stage, find_run
 from muster.api.slurm_gang import NodeStart
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
@@ -118,7 +118,7 @@ def run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
 
 def _named(word: str) -> Run | None:
     with suppress(UnknownNameError):
-        return open_first_stage(word) or open_run(word)
+        return find_first_stage(word) or find_run(word)
     return None
 
 
@@ -200,7 +200,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
-    run = open_run(parsed.place.run)
+    run = find_run(parsed.place.run)
     element = None if command == "retry" else _element(run, parsed)
     if element is None:
         _refuse_array(run, command, parsed.given("options").get("executor", "slurm"))

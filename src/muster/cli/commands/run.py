@@ -165,7 +165,7 @@ def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
 def _on_nodes(
     parsed: Parsed, script: Script, options: GangOptions, typed: Sequence[str]
 ) -> SlurmGang:
-    from muster.api.gangs import GangWork
+    from muster.api.gang_work import GangWork
     from muster.api.run import check_script, check_there, code_of_script
     from muster.api.slurm_gang import SlurmGang
     from muster.cli.flags import job_digest

@@ -14,7 +14,7 @@ from typing import Annotated
 from muster.api.array import collect
 from muster.api.metrics import Summary, only, summary_of, write_points
 from muster.api.ranks import export_metrics
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, find_run
 from muster.api.search_state import again, export_study, read_search
 from muster.api.trackers.guard import track
 from muster.api.trackers.tracker import read_trackers
@@ -53,7 +53,7 @@ class _Export(RunPlace):
 
 def collect_array(argv: list[str]) -> int:
     flags = parse(LookFlags, argv, "collect", _COLLECT)
-    run, found = collect(open_run(flags.run).path)
+    run, found = collect(find_run(flags.run).path)
     counts = run.status().counts
     # What an element said does not matter once all results are there.
     ended = found.ended if counts["waiting"] else {}
@@ -109,7 +109,7 @@ def _ending_lines(ended: Mapping[int, LastWords]) -> list[str]:
 
 def export(argv: list[str]) -> int:
     flags = parse(_Export, argv, "export", _EXPORT)
-    run = open_run(flags.run)
+    run = find_run(flags.run)
     stored = run.stored
     if flags.to.suffix.lower() == ".db":
         output.say(f"{count(export_study(run.folder, flags.to), 'trial')} in {flags.to}")
@@ -157,7 +157,7 @@ def best(argv: list[str]) -> int:
     flags = parse(_Best, words, "best", _HELP)
     if flags.number is not None and flags.number < 1:
         raise UsageError(f"--number {flags.number} is too small.", hint="write 1 or more.")
-    run = open_run(flags.run)
+    run = find_run(flags.run)
     state = None if run.stored.is_gang else read_search(run.folder)
     if state is None:
         raise UsageError(
@@ -228,7 +228,7 @@ class _Metrics(LookFlags):
 
 def metrics(argv: list[str]) -> int:
     flags = parse(_Metrics, argv, "metrics", _METRICS)
-    run = open_run(flags.run)
+    run = find_run(flags.run)
     found = only(run.series(flags.task), flags.name)
     if flags.to is not None:
         num_rows = write_points(found, flags.to)
@@ -291,7 +291,7 @@ def track_run(argv: list[str]) -> int:
     flags = parse(_Track, argv, "track", _TRACK_HELP)
     if not flags.log_to:
         raise UsageError("--log-to is missing.", hint="write --log-to wandb, mlflow, …")
-    run = open_run(flags.run)
+    run = find_run(flags.run)
     left = track(run.folder, flags.log_to, output.complain)
     for name in flags.log_to:
         if name not in left:
