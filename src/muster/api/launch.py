@@ -15,7 +15,7 @@ import orjson
 from muster.api.earlier_work import move_aside
 from muster.api.housekeeping import Housekeeping
 from muster.api.lending import Lending
-from muster.api.options import SearchOptions, SweepOptions, options_of_call
+from muster.api.options import SweepOptions, options_of_call
 from muster.api.placing import (
     as_wanted,
     gpus_per_worker,
@@ -36,6 +36,7 @@ from muster.api.plans import (
 from muster.api.recipe import Recipe
 from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run
+from muster.api.search_options import SearchOptions
 from muster.api.services import Services, check_services, run_services, told_in_queue
 from muster.api.workload import (
     Workload,

@@ -18,12 +18,18 @@ from muster.api.limits import LimitOptions
 from muster.api.notify import read_place
 from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UnknownNameError, UsageError
-from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
+from muster.base.flags import (
+    Alias,
+    Flag,
+    check_least,
+    parse_duration,
+    parse_memory_mib,
+    typed_flag,
+)
 from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.gang.spec import Start
 from muster.hosts.names import parse_hosts
 from muster.monitor.recorder import check_interval
-from muster.search.spec import SamplerName
 from muster.slurm.request import JobRequest
 
 _LOCAL = ("local",)
@@ -199,8 +205,7 @@ class SweepOptions(DeviceOptions, KeptOptions):
             if self.executor != "local":
                 raise UsageError(f"--hosts has no effect with --on {self.executor}.")
             object.__setattr__(self, "executor", "ray")  # which is what runs there
-        for name, least in (("retries", 0), ("retry_exceptions", 0), ("gpus_per_task", 1)):
-            _check_least(name, getattr(self, name), least)
+        check_least(self, retries=0, retry_exceptions=0, gpus_per_task=1)
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
         if self.memory_mib is not None:
@@ -229,73 +234,6 @@ class SweepOptions(DeviceOptions, KeptOptions):
             raise UsageError("--memory needs Linux, which tells what processes hold.")
         if self.executor in CLUSTERS:
             object.__setattr__(self, "cluster", self.cluster.with_memory(most_mib))
-
-
-#: A search ends by them, and any other run pauses.
-OF_ALL = ("max_cost", "price_per_gpu_hour")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Which settings a search tries; it replaces --grid, --zip and --list."""
-
-    space: Annotated[tuple[str, ...] | Mapping[str, Any], Flag(metavar="NAME=log(1e-5,1e-1)")] = ()
-    """What a parameter may be: log(1e-5,1e-1), uniform(0,1), int(16,256,step=16), logint(1,64) or
-    choice(adam,sgd), with " if opt=sgd" behind it where it depends on another. May be given several
-    times."""
-    maximize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """A metric that tasks log or return, to be made large. With several metrics the search looks
-    for their Pareto front."""
-    minimize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """A metric that tasks log or return, to be made small."""
-    trials: int | None = None
-    """How many settings are tried; each with every seed of --seeds."""
-    sampler: Annotated[SamplerName, Flag(metavar="NAME")] = "random"
-    """What chooses settings: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
-    stop: Annotated[str, Flag(metavar="RULE[:OPTIONS]")] = "none"
-    """The rule that ends bad trials early, by what they log: asha, asha-stop, hyperband, median or
-    pbt, with options such as asha:min=1,max=81,eta=3."""
-    tries: Annotated[tuple[str, ...], Flag(name="try", metavar="NAME=V,…")] = ()
-    """A setting to try first, or a part of one. May be given several times."""
-    constraint: Annotated[tuple[str, ...], Flag(metavar="METRIC<=V")] = ()
-    """A limit for a metric: a trial that breaks it is not among the best. May be given several
-    times."""
-    search_seed: int = 0
-    """The seed of the search's own random draws."""
-    search_time_s: Annotated[
-        float | None, Flag(name="search-time", metavar="TIME", read=parse_duration)
-    ] = None
-    """Begin nothing new after this time: 90, 30m, 2h. With more time the search goes on later."""
-    gpu_hours: float | None = None
-    """Begin nothing new after this many hours of all GPUs together; a worker on CPU cores, or with
-    --per-gpu auto, counts as one."""
-    max_cost: float | None = None
-    """In a search: begin nothing new after the GPU hours have cost this much, by
-    --price-per-gpu-hour. In a sweep: pause then."""
-    price_per_gpu_hour: float | None = None
-    """What an hour of a GPU, or of a worker on CPU cores, costs, in the money of --max-cost."""
-
-    def limiting(self, options: SweepOptions) -> SweepOptions:
-        """The options of a sweep with what is the budget of a search, and a limit of all others."""
-        given = {name: getattr(self, name) for name in OF_ALL}
-        return options if self.is_search else dataclasses.replace(options, **given)
-
-    @property
-    def is_search(self) -> bool:
-        """Whether a search is asked for."""
-        return bool(self.space or self.maximize or self.minimize)
-
-    def check_used(self) -> None:
-        """UsageError for an option that has no effect without a search."""
-        if self.is_search:
-            return
-        for one in dataclasses.fields(self):
-            if one.name not in OF_ALL and getattr(self, one.name) != one.default:
-                flag = {"tries": "try", "search_time_s": "search-time"}.get(one.name, one.name)
-                raise UsageError(
-                    f"--{flag.replace('_', '-')} has no effect without a search.",
-                    hint="add --space 'lr=log(1e-5,1e-1)' and --maximize METRIC, or drop it.",
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,14 +265,7 @@ class MapSettings:
     """Replace an output that exists and was not made by this run."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 0:
-            raise UsageError(f"--batch-size {self.batch_size}: write 1 or more.")
-        if self.chunk_rows is not None and self.chunk_rows < 1:
-            raise UsageError(f"--chunk-rows {self.chunk_rows}: write 1 or more.")
-        if self.row_retries < 0:
-            raise UsageError(f"--retries {self.row_retries}: write 0 or more.")
-        if self.exception_retries < 0:
-            raise UsageError(f"--retry-exceptions {self.exception_retries}: write 0 or more.")
+        check_least(self, batch_size=0, chunk_rows=1, row_retries=0, exception_retries=0)
         if self.max_worker_memory_mib is not None and self.max_worker_memory_mib <= 0:
             raise UsageError("--max-worker-memory must be greater than 0, such as 8G.")
 
@@ -399,19 +330,17 @@ class GangOptions(DeviceOptions, KeptOptions):
                 "GPUs on all of them at once.",
                 hint="drop it.",
             )
-        for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
-            _check_least(name.removesuffix("_s"), getattr(self, name), least)
+        check_least(self, max_restarts=0, num_nodes=1, stall_timeout_s=0, num_ranks=1)
         check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
         self.check_kept()
         if self.slurm is not None:
             self.refuse_watching("SLURM ends the job", "give the job its --time.")
-        if self.num_ranks is not None:
-            _check_least("nproc_per_node", self.num_ranks, 1)
-            if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
-                raise UsageError(
-                    f"--nproc-per-node {self.num_ranks} and a choice of devices are both given.",
-                    hint="there is one rank per device: give one of them.",
-                )
+        chooses = self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto"
+        if self.num_ranks is not None and chooses:
+            raise UsageError(
+                f"--nproc-per-node {self.num_ranks} and a choice of devices are both given.",
+                hint="there is one rank per device: give one of them.",
+            )
         if not 0 <= self.node_rank < self.num_nodes:
             raise UsageError(
                 f"--node-rank {self.node_rank} is not below --nodes {self.num_nodes}.",
@@ -437,8 +366,7 @@ class GangOptions(DeviceOptions, KeptOptions):
     def _check_hosts(self) -> None:
         if self.hosts is None:
             for name in (n for n in ("hosts_python", "hosts_setup") if getattr(self, n)):
-                flag = "setup" if name == "hosts_setup" else "hosts-python"
-                raise UsageError(f"--{flag} has no effect without --hosts.")
+                raise UsageError(f"{typed_flag(self, name)} has no effect without --hosts.")
             return
         parse_hosts(self.hosts)
         if self.executor != "local" or self.slurm is not None:
@@ -472,12 +400,6 @@ class GangOptions(DeviceOptions, KeptOptions):
 
     def choosing(self, devices: str, gpu_ids: str | None) -> Self:
         return dataclasses.replace(super().choosing(devices, gpu_ids), num_ranks=None)
-
-
-def _check_least(name: str, value: float, least: int) -> None:
-    if value < least:
-        flag = "--" + name.replace("_", "-")
-        raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
 
 
 def as_trackers(names: str | Iterable[str] | None) -> tuple[str, ...]:

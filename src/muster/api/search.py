@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from muster.api.options import SearchOptions
 from muster.api.search_driver import SearchDriver, Setting, Stored
+from muster.api.search_options import SearchOptions
 from muster.api.search_state import SEARCH
 from muster.api.workload import Workload, of_command, of_function
 from muster.base.clock import Clock

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
-from muster.base.errors import UsageError
+from muster.base.errors import UsageError, flag_of
 
 #: From a text and the flag that it was given to (for the message) to the value.
 Reader = Callable[[str, str], Any]
@@ -58,6 +58,25 @@ class Flag:
     alone: Any = None
     is_negated: bool = False
     is_hidden: bool = False
+
+
+def typed_flag(settings: Any, name: str) -> str:
+    """How the field ``name`` of an options dataclass is typed, as ``--try`` for ``tries``."""
+    kind = get_type_hints(type(settings), include_extras=True)[name]
+    about = (one for one in get_args(kind)[1:] if isinstance(one, Flag))
+    return "--" + (next(about, Flag()).name or flag_of(name))
+
+
+def check_least(settings: Any, **least: float) -> None:
+    """UsageError, named as the flag is, for a field of an options dataclass below its least value.
+
+    None is an option that was not given.
+    """
+    for name, lowest in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= lowest:
+            flag = typed_flag(settings, name)
+            raise UsageError(f"{flag} {value} is too small.", hint=f"write {lowest} or more.")
 
 
 _FLAG = re.compile(r"-+[^\W\d]|--\d")  # -5 and -.5 are numbers, -1,2 and -1:3 are values too

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
-from muster.base.flags import Flag, parse_memory_mib
+from muster.base.flags import Flag, check_least, parse_memory_mib
 from muster.base.settings import Settings
 
 #: Cores that are asked for with each GPU where nobody has said how many.
@@ -90,10 +90,7 @@ class JobRequest(SlurmOptions):
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise UsageError(f"--nodes {self.num_nodes} is too small.", hint="write 1 or more.")
-        if self.cpus_per_node is not None and self.cpus_per_node < 1:
-            raise UsageError(
-                f"--cpus-per-node {self.cpus_per_node} is too small.", hint="write 1 or more."
-            )
+        check_least(self, cpus_per_node=1)
         if self.time_limit is not None:
             check_time(self.time_limit)
         if self.memory is not None:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.options import SearchOptions
 from muster.api.search import (
     _check_conditions,
     _conversions,
     _example,
     search_of_command,
 )
+from muster.api.search_options import SearchOptions
 from muster.api.search_state import SearchState, again
 from muster.api.workload import as_texts
 from muster.base.errors import UsageError

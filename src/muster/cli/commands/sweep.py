@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.options import OF_ALL, SearchOptions, SweepOptions
+from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
 from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
+from muster.api.search_options import OF_ALL, SearchOptions
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError
 from muster.base.flags import Flag

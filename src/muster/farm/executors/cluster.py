@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from muster.base.errors import UsageError
-from muster.base.flags import Flag, parse_duration
+from muster.base.flags import Flag, check_least, parse_duration
 from muster.base.shown_text import shown_mib
 from muster.farm.task import TargetSpec
 from muster.hosts.names import parse_hosts
@@ -69,12 +69,7 @@ class ClusterRequest(SlurmOptions):
     task_memory_mib: Annotated[float | None, Flag(is_hidden=True)] = None
 
     def __post_init__(self) -> None:
-        limits = {"num_workers": 1, "gpus_per_worker": 0, "cpus_per_worker": 1, "warn_before_s": 1}
-        for name, least in limits.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = "--" + name.removeprefix("num_").removesuffix("_s").replace("_", "-")
-                raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
+        check_least(self, num_workers=1, gpus_per_worker=0, cpus_per_worker=1, warn_before_s=1)
         _ = self._job(0)
         if self.placement_strategy not in ("DEFAULT", "SPREAD"):
             raise UsageError(
