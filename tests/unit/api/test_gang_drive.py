@@ -41,7 +41,7 @@ def test_an_address_goes_with_its_host(tmp_path: Path) -> None:
     drive.addresses = []
     assert drive.run(nodes).exit_code == 0
     assert drive.addresses == ["10.0.0.1", None]
-    assert "--master-addr 10.0.0.1 was a's" in said[0]
+    assert "--master-addr 10.0.0.1 belonged to a" in said[0]
 
 
 def test_a_program_beside_the_working_folder_is_where_the_host_has_it(
