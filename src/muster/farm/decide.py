@@ -7,22 +7,20 @@ kill. Everything that can race is decided here, so races are table tests.
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster.farm.backlog import Backlog
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import (
     Decisions,
     Division,
     Policy,
-    Send,
     cause_of,
     death_as_finished,
     fingerprint,
 )
-from muster.farm.device_health import Blame, DeviceHealth, blame, done_on
+from muster.farm.dispatch import Dispatcher
 from muster.farm.events import (
     Capacity,
     Divided,
@@ -39,19 +37,16 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.halting import Halts, Waiting, let_go
+from muster.farm.halting import Halts, let_go
+from muster.farm.quarantine import Quarantine
 from muster.farm.roster import (
     Breaker,
     Pace,
     Roster,
     Slot,
     Worker,
-    divisible,
     due_s,
-    hire,
-    take_group,
     to_revoke,
-    whom_to_ask,
 )
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
 
@@ -70,25 +65,17 @@ class Scheduler:
     ) -> None:
         """``expected``: about how many tasks will come; no more workers than that are started."""
         self.policy = policy
-        self._expected = expected
         self.targets = targets
         self.roster = Roster(slots, first_worker_id)
-        self.queue: deque[Task] = deque()
-        self.solo: deque[Task] = deque()  # must have a device to themselves
-        self.wary: deque[Task] = deque()  # crashed on a device: tried on another one first
-        self.delayed: list[tuple[float, int, Task]] = []
-        self.exhausted = False
         self.draining = False
         self.paused = ""
         self.ok_count = 0
         self._breaker = Breaker(policy.same_failure_limit)
-        self._health: dict[str, DeviceHealth] = defaultdict(DeviceHealth)  # by device
-        self._broken: dict[int, set[str]] = {}  # by task: devices whose context broke under it
         self.pace = Pace(policy.lead_s, policy.max_lead, targets)
-        self._fetching = False
+        self.backlog = Backlog(policy, targets, self.roster, self.pace, expected)
+        self._dispatcher = Dispatcher(policy, targets, self.roster, self.pace, self.backlog)
         self._jitter = random.Random(0)
-        self._reserved: dict[str, Task] = {}
-        self._set_aside: dict[str, Blame] = {}  # by device: blamed for a failure that no other had
+        self._quarantine = Quarantine(policy, self.roster, self.backlog)
         self.halts = Halts(policy, targets, self.roster)
         self._now = 0.0
 
@@ -101,23 +88,18 @@ class Scheduler:
             return False
         if self.draining or self.paused or not self.roster.usable():
             return True
-        waiting = self.queue or self.solo or self.wary or self.delayed or self._reserved
-        return self.exhausted and not waiting
-
-    def _waiting(self) -> Waiting:
-        return Waiting((self.queue, self.solo, self.wary), self.delayed, self._reserved)
+        return self.backlog.exhausted and not self.backlog
 
     def open_tasks(self) -> list[Task]:
         """Claimed tasks that have not ended: to be given back when the run stops early."""
-        held = [*self.queue, *self.solo, *self.wary, *(task for _, _, task in self.delayed)]
-        held.extend(self._reserved.values())
+        held = self.backlog.tasks()
         for worker in self.roster.workers.values():
             held.extend(worker.in_flight.values())
         return list({task.task_id: task for task in held}.values())
 
     def next_deadline(self) -> float | None:
         """When something is due without any event: a retry, a restart, a time limit."""
-        times = [self.delayed[0][0]] if self.delayed else []
+        times = [] if self.backlog.due_s is None else [self.backlog.due_s]
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
         if self.halts:
             all_due = map(self.halts.due_s, self.halts.holders())
@@ -138,10 +120,7 @@ class Scheduler:
                 case Results():
                     self._on_results(event, now, out)
                 case Fetched():
-                    self._fetching = False
-                    self._expected = max(0, self._expected - len(event.tasks))
-                    self.queue = self.pace.queue(self.queue, event, len(self.roster.usable()))
-                    self.exhausted = event.exhausted
+                    self.backlog.fetched(event)
                 case WorkerReady():
                     self.roster.ready(event.worker_id)
                 case Returned():
@@ -157,21 +136,20 @@ class Scheduler:
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
                 case Slots():
-                    let_go(self.roster, event, self._reserved, self.solo, out)
+                    let_go(self.roster, event, self.backlog, out)
                 case StopTask():
-                    self.halts.stop(event, self._waiting(), now, out)
+                    self.halts.stop(event, self.backlog, now, out)
                 case Reopen():
                     self._on_reopen(event, out)
                 case Drain():
                     self.draining = True
-        while self.delayed and self.delayed[0][0] <= now:
-            self._enqueue(heapq.heappop(self.delayed)[2])
-        self.halts.end_waiting(self._waiting(), now, out)
+        self.backlog.add_due(now)
+        self.halts.end_waiting(self.backlog, now, out)
         self.halts.kill_overdue(now, out)
         if self.draining or self.paused:
             out.revokes.extend(to_revoke(self.roster.workers.values()))
         else:
-            self._serve(now, out)
+            self._dispatcher.serve(now, out)
         self._retire_idle(out)
         return out
 
@@ -194,9 +172,7 @@ class Scheduler:
                 out.done.append(record)
                 self.ok_count += 1
                 self.pace.learn(task, finished.seconds)
-                key = worker.slot.spec.device_key
-                found = done_on(key, task, self._health, self._broken, self.policy)
-                self._strike_off(found, out)
+                self._quarantine.done(worker.slot.spec.device_key, task, out)
             elif is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
                 self._halve_call(task, finished, worker, out)
             else:
@@ -205,7 +181,18 @@ class Scheduler:
             worker.has_worked = self.targets[task.target_id].kind == "function"
             if finished.poisoned:
                 worker.poisoned = True  # it ends itself, without beginning anything else
-                self._stop(worker, out)
+                out.stop(worker)
+
+    def _take_from(self, worker: Worker, task: Task) -> None:
+        self.roster.take(worker, task)
+        if not worker.in_flight:
+            worker.together = False
+            self._reserved_done(worker)
+
+    def _reserved_done(self, worker: Worker) -> None:
+        if worker.solo_key:
+            self.backlog.reserved.pop(worker.solo_key, None)
+            worker.solo_key = ""
 
     def _on_returned(self, event: Returned) -> None:
         worker = self.roster.workers.get(event.worker_id)
@@ -215,7 +202,7 @@ class Scheduler:
         back = [worker.in_flight[i] for i in event.task_ids if i in worker.in_flight]
         for task in reversed(back):
             self._take_from(worker, task)
-            self._enqueue(task, front=True)
+            self.backlog.add(task, front=True)
 
     def _on_progress(self, event: Progress, now: float) -> None:
         worker = self.roster.workers.get(event.worker_id)
@@ -223,7 +210,7 @@ class Scheduler:
             worker.sign_s = now
             worker.left = event.numbers.get("left", worker.left)
             if event.numbers.get("records", 0) > event.numbers.get("rejected", 0):
-                self._health[worker.slot.spec.device_key].breaks = 0
+                self._quarantine.progressed(worker.slot.spec.device_key)
 
     def _on_divided(self, event: Divided, out: Decisions) -> None:
         """Part of a running task becomes tasks of their own, fetched like any others."""
@@ -239,8 +226,7 @@ class Scheduler:
             worker.in_flight[task.task_id] = smaller
             given = [make(dict(params)) for params in event.given]
             out.divided.append(Division(smaller, given))
-            self._expected += len(event.given)
-            self.exhausted = False
+            self.backlog.expect(len(event.given))
 
     def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
         worker, tasks = self.roster.remove(event.worker_id)
@@ -255,7 +241,7 @@ class Scheduler:
             self._lose_tasks(worker, tasks, finished, now, out)
         if event.stuck:
             slot.is_stuck = True
-            self._quarantine([slot], event.stuck, out)
+            self._quarantine.put([slot], event.stuck, out)
 
     def _lose_tasks(
         self, worker: Worker, tasks: list[Task], finished: Finished, now: float, out: Decisions
@@ -271,7 +257,7 @@ class Scheduler:
         for task in reversed(tasks if is_innocent else tasks[1:]):
             fresh = task._replace(token=task.token + 1)
             out.retokened.append(fresh)
-            self._enqueue(fresh, front=True)
+            self.backlog.add(fresh, front=True)
         if not is_innocent:
             named = finished._replace(task_id=head.task_id, token=head.token)
             record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
@@ -287,7 +273,7 @@ class Scheduler:
         limit = max(1, worker.call_size // 2)
         again = task._replace(token=task.token + 1, batch_limit=limit)
         out.tried.append((record, again))
-        self._enqueue(again, front=True)
+        self.backlog.add(again, front=True)
 
     def _start_failed(self, slot: Slot, event: WorkerDied, now: float, out: Decisions) -> None:
         if event.outcome in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT):
@@ -296,7 +282,7 @@ class Scheduler:
         slot.start_after = now + self.policy.retry.pause_s(slot.start_failures, 1.0)
         if slot.start_failures >= self.policy.start_failure_limit:
             reason = f"its worker did not start {slot.start_failures} times: {cause_of(event)}"
-            self._quarantine([slot], reason, out)
+            self._quarantine.put([slot], reason, out)
 
     # ------------------------------------------------------------------ failures
 
@@ -310,7 +296,7 @@ class Scheduler:
         if outcome is Outcome.STOPPED:  # and reopened meanwhile
             again = task._replace(token=task.token + 1)
             out.tried.append((record, again))
-            self._enqueue(again, front=True)
+            self.backlog.add(again, front=True)
             return
         if outcome.is_blameless or (outcome is Outcome.MEMORY_LIMIT and worker.has_worked):
             self._try_elsewhere(task, record, out)
@@ -318,19 +304,13 @@ class Scheduler:
         if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
             again = task._replace(token=task.token + 1, solo=True)
             out.tried.append((record, again))
-            self._enqueue(again)
+            self.backlog.add(again)
             return
         mark = fingerprint(record.finished)
-        health = self._health[slot.spec.device_key]
         names_device = outcome is Outcome.DEVICE_FAULT
-        health.failed(mark, record.finished, record.worker_id, worker.call)
-        if outcome is Outcome.BROKEN_CONTEXT:
-            self._broken.setdefault(task.task_id, set()).add(slot.spec.device_key)
-        if self._is_device_fault(slot, record.finished, mark, out):
+        if self._quarantine.failed(slot, record, worker.call, mark, out):
             self._run_elsewhere(task, slot, record, out)
             return
-        alike = [key for key, known in self._set_aside.items() if known.until == mark]
-        self._readmit(alike, "another GPU fails in the same way", out)
         if names_device and task.tries and worker.call_size > 1:
             # One task of the call may blame any device.
             self._halve_call(task, record.finished, worker, out)
@@ -343,9 +323,9 @@ class Scheduler:
             again = task._replace(token=task.token + 1, tries=tries, avoid=avoid)
             out.tried.append((record, again))
             due = now + self.policy.retry.pause_s(tries, self._jitter.random())
-            heapq.heappush(self.delayed, (due, again.task_id, again))
+            self.backlog.delay(again, due)
             return
-        health.lost(task)
+        self._quarantine.lost(slot.spec.device_key, task)
         out.failed.append(record)
         if not self.policy.keep_going and self.ok_count == 0 and not self.paused:
             same = self._breaker.failed(mark)
@@ -364,237 +344,27 @@ class Scheduler:
             return
         again = task._replace(token=task.token + 1, losses=losses)
         out.tried.append((record, again))
-        self._enqueue(again, front=True)
-
-    def _is_device_fault(self, slot: Slot, finished: Finished, mark: str, out: Decisions) -> bool:
-        """Whether the slot's device is to blame; from then on it gets nothing more."""
-        if slot.quarantined:
-            return True
-        is_no_device = finished.outcome is Outcome.MEMORY_LIMIT or not slot.spec.devices
-        if is_no_device and finished.outcome is not Outcome.DEVICE_FAULT:
-            return False
-        key = slot.spec.device_key
-        found = blame(
-            finished, mark, self._health[key],
-            lambda: map(self._health.__getitem__, self.roster.usable_without(key)), self.policy,
-        )  # fmt: skip
-        if found is None:
-            return False
-        if found.until:
-            self._set_aside[key] = found
-        self._strike_off({key: found.reason}, out)
-        return True
-
-    def _strike_off(self, reasons: Mapping[str, str], out: Decisions) -> None:
-        for key, reason in reasons.items():
-            if shares := [s for s in self.roster.shares_of(key) if not s.quarantined]:
-                self._quarantine(shares, reason, out)
+        self.backlog.add(again, front=True)
 
     def _run_elsewhere(self, task: Task, slot: Slot, record: AttemptRecord, out: Decisions) -> None:
         """Run the tasks that a faulty device has failed again on others."""
         again = task._replace(token=task.token + 1)
         out.tried.append((record, again))
-        self._enqueue(again)
-        health = self._health[slot.spec.device_key]
-        for lost in health.tasks:
+        self.backlog.add(again)
+        for lost in self._quarantine.take_lost(slot.spec.device_key):
             reopened = lost._replace(token=lost.token + 1)
             out.reopened.append(reopened)
-            self._enqueue(reopened)
-        health.tasks.clear()
-
-    def _readmit(self, keys: Iterable[str], why: str, out: Decisions) -> None:
-        """Let devices have tasks again that were set aside for a failure only they had shown."""
-        for key in keys:
-            reason = self._set_aside.pop(key).reason
-            shares = [s for s in self.roster.shares_of(key) if s.quarantined == reason]
-            self.roster.readmit(shares)
-            self._health[key].alike = 0
-            if shares:
-                out.notes.append(("readmitted", f"{shares[0].spec.label}: {why}"))
-
-    def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
-        for slot in slots:
-            self.roster.quarantine(slot, reason)
-            if (worker := self.roster.worker_of(slot)) is not None:
-                self._stop(worker, out)
-        task = self._reserved.pop(slots[0].spec.device_key, None)
-        if task is not None and not self.roster.has(task.task_id):
-            self.solo.appendleft(task)
-        out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
-        if not self.roster.usable():
-            self._readmit(list(self._set_aside), "no other GPU is left", out)
+            self.backlog.add(reopened)
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
         """One that has not ended yet does so all the same, and is then tried again."""
         if not self.halts.reopen(event.task_id):
             out.promoted.append(event.task_id)
-            self.exhausted = False
-
-    # ------------------------------------------------------------------ handing out
-
-    def _serve(self, now: float, out: Decisions) -> None:
-        for worker in self.roster.surplus():
-            self._stop(worker, out)
-        self._start_workers(now, out)
-        self._serve_solo(now, out)
-        self._serve_wary(now, out)
-        hungry = 0
-        for worker in self.roster.available(self.pace.longest_lead() // 2):
-            if worker.slot.spec.device_key in self._reserved:
-                continue
-            if not self.queue:
-                hungry += not worker.in_flight
-                continue
-            self._feed(worker, now, out)
-        if hungry and not self.queue:
-            began = now - self.policy.lead_s
-            out.revokes.extend(to_revoke(self.roster.workers.values(), began))
-            self._share(hungry, now, out)
-        want = self._window()
-        is_short = len(self.queue) < (want // 2 if self.policy.asks_ahead else want)
-        if not self.exhausted and not self._fetching and is_short:
-            self._fetching = True
-            out.fetch = want - len(self.queue)
-
-    def _feed(self, worker: Worker, now: float, out: Decisions) -> None:
-        first = self.queue[0]
-        target = self.targets[first.target_id]
-        held = len(worker.in_flight)
-        if target.is_batched:
-            if held == 0:
-                limit = target.batch_on(worker.slot.spec.kind)
-                workers = len(self.roster.usable())
-                taken, self.queue = take_group(self.queue, first, limit, workers)
-                self._send(worker, taken, True, now, out)
-            return
-        depth = self.pace.lead(first.target_id)
-        if not self._has_room(worker, first):
-            return
-        tasks: list[Task] = []
-        while self.queue and len(tasks) < depth - held:
-            if self.queue[0].target_id != first.target_id:
-                break
-            tasks.append(self.queue.popleft())
-        self._send(worker, tasks, False, now, out)
-
-    def _has_room(self, worker: Worker, task: Task) -> bool:
-        """Whether the worker may get this task on top of what it holds."""
-        held = len(worker.in_flight)
-        if held == 0:
-            return True
-        if worker.together or self.targets[task.target_id].is_batched:
-            return False
-        return held <= self.pace.lead(task.target_id) // 2
-
-    def _send(
-        self, worker: Worker, tasks: list[Task], together: bool, now: float, out: Decisions
-    ) -> None:
-        if not worker.in_flight:
-            worker.begins(now)
-        worker.together = together
-        worker.call = frozenset(task.task_id for task in tasks if together)
-        self.roster.give(worker, tasks)
-        out.sends.append(Send(worker.worker_id, tasks, together))
-
-    def _serve_solo(self, now: float, out: Decisions) -> None:
-        """Reserve a device for each task that must be alone, empty it, then send the task."""
-        for slot in self.roster.usable() if self.solo else ():
-            if self.solo and slot.spec.device_key not in self._reserved:
-                self._reserved[slot.spec.device_key] = self.solo.popleft()
-        for key, task in self._reserved.items():
-            workers = self.roster.workers_on(key)
-            for extra in workers[1:]:
-                if not extra.in_flight:
-                    self._stop(extra, out)
-            if len(workers) == 1 and workers[0].is_idle:
-                workers[0].solo_key = key
-                self._send(workers[0], [task], self.targets[task.target_id].is_batched, now, out)
-
-    def _serve_wary(self, now: float, out: Decisions) -> None:
-        """A task that crashed goes to another device first, if there is one left."""
-        if not self.wary:
-            return
-        most = self.pace.longest_lead() // 2
-        # Looked for once in a turn, and gone through in a circle, the idle first.
-        able = deque(self.roster.available(most))
-        for _ in range(len(self.wary)):
-            task = self.wary.popleft()
-            if not any(self.roster.usable_without(task.avoid)):
-                self.queue.appendleft(task)
-                continue
-            away = (task.avoid, *self._reserved)
-            for _ in range(len(able)):
-                worker = able[0]
-                able.rotate(-1)
-                if worker.slot.spec.device_key not in away and self._has_room(worker, task):
-                    self._send(worker, [task], self.targets[task.target_id].is_batched, now, out)
-                    break
-            else:
-                self.wary.append(task)
-
-    def _take_from(self, worker: Worker, task: Task) -> None:
-        self.roster.take(worker, task)
-        if not worker.in_flight:
-            worker.together = False
-            self._reserved_done(worker)
-
-    def _reserved_done(self, worker: Worker) -> None:
-        if worker.solo_key:
-            self._reserved.pop(worker.solo_key, None)
-            worker.solo_key = ""
-
-    def _share(self, hungry: int, now: float, out: Decisions) -> None:
-        """Ask a running task to give part of its remaining work to idle workers."""
-        if self._fetching:
-            return
-        worker = whom_to_ask(self.roster.workers.values(), self.targets, now)
-        if worker is not None:
-            worker.is_asked = True
-            out.shares.append((worker.worker_id, next(iter(worker.in_flight)), hungry))
-
-    def _start_workers(self, now: float, out: Decisions) -> None:
-        open_work = len(self.queue) + len(self.solo) + len(self.wary)
-        if not self.exhausted:
-            open_work += self._expected
-        if len(self.roster.workers) < len(self.roster.slots):
-            open_work += len(divisible(self.roster.workers.values(), self.targets, now))
-        out.starts.extend(hire(self.roster, now, self._reserved, self.wary, open_work))
-
-    def _stop(self, worker: Worker, out: Decisions) -> None:
-        """Let a worker end once it has finished what it holds."""
-        if not worker.stopping:
-            worker.stopping = True
-            out.stops.append(worker.worker_id)
+            self.backlog.exhausted = False
 
     def _retire_idle(self, out: Decisions) -> None:
         if not self.is_finished:
             return
         for worker in self.roster.workers.values():
             if not worker.in_flight:
-                self._stop(worker, out)
-
-    # ------------------------------------------------------------------ small answers
-
-    def _enqueue(self, task: Task, *, front: bool = False) -> None:
-        if task.solo:
-            self.solo.append(task)
-        elif task.avoid and any(self.roster.usable_without(task.avoid)):
-            self.wary.append(task)
-        elif front:
-            self.queue.appendleft(task)
-        else:
-            self.queue.append(task)
-
-    def num_wanted(self) -> int:
-        """How many tasks it would be good to have now."""
-        return max(0, self._window() - len(self.queue))
-
-    def _window(self) -> int:
-        """How many tasks should wait here."""
-        if not self.policy.asks_ahead:
-            busy = sum(bool(worker.in_flight) for worker in self.roster.workers.values())
-            waiting = len(self.solo) + len(self.wary) + len(self.delayed) + len(self._reserved)
-            return max(0, len(self.roster.usable()) - busy - waiting)
-        lead = self.pace.longest_lead()
-        batch = max((target.max_batch for target in self.targets.values()), default=0)
-        return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))
+                out.stop(worker)

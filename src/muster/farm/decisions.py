@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from muster.base.device_faults import looks_like_lost_device, looks_like_out_of_device_memory
 from muster.farm.events import WorkerDied
+from muster.farm.roster import Worker
 from muster.farm.task import AttemptRecord, Finished, Outcome, Task
 
 #: A sentence for each outcome, used on screen and in the exported table.
@@ -232,6 +233,12 @@ class Decisions:
     stops: list[int] = field(default_factory=list)
     kills: list[tuple[int, str]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
+
+    def stop(self, worker: Worker) -> None:
+        """Let a worker end once it has finished what it holds."""
+        if not worker.stopping:
+            worker.stopping = True
+            self.stops.append(worker.worker_id)
 
     def add(self, later: Decisions) -> None:
         """Do also what was decided in the same turn, a moment later."""

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 
+from muster.farm.backlog import Backlog
 from muster.farm.decisions import Decisions, Policy, Stopped
 from muster.farm.events import Slots, StopTask
 from muster.farm.roster import Roster, Worker, due_s, to_revoke
 from muster.farm.task import AttemptRecord, Outcome, TargetSpec, Task
 
 
-class Waiting(NamedTuple):
-    """Where tasks wait: in queues, for their next try, and for a device that they are to have
-    alone, which one that is in a worker's hands has already.
-    """
-
-    queues: Iterable[deque[Task]]
-    delayed: list[tuple[float, int, Task]]
-    reserved: dict[str, Task]
-
-    def take(self, task_id: int) -> Task | None:
-        for waiting in self.queues:
-            for task in waiting:
-                if task.task_id == task_id:
-                    waiting.remove(task)
-                    return task
-        for entry in self.delayed:
-            if entry[1] == task_id:
-                self.delayed.remove(entry)
-                heapq.heapify(self.delayed)
-                return entry[2]
-        for key, task in self.reserved.items():
-            if task.task_id == task_id:
-                return self.reserved.pop(key)
-        return None
-
-
-def let_go(
-    roster: Roster,
-    event: Slots,
-    reserved: dict[str, Task],
-    solo: deque[Task],
-    out: Decisions,
-) -> None:
+def let_go(roster: Roster, event: Slots, backlog: Backlog, out: Decisions) -> None:
     """Let the workers of slots that are given back end after the task in hand, or at once: after
     its checkpoint. At once are also those that were given back before and have not ended.
 
@@ -61,9 +27,7 @@ def let_go(
         if labels:
             out.notes.append(("devices", f"{verb} {', '.join(labels)}"))
     for slot in [s for s in roster.slots if s.is_given_back] if event.at_once else back:
-        task = reserved.pop(slot.spec.device_key, None)
-        if task is not None and not roster.has(task.task_id):
-            solo.appendleft(task)
+        backlog.give_up(slot.spec.device_key)
         worker = roster.worker_of(slot)
         if worker is None or worker.killing:
             continue
@@ -71,9 +35,7 @@ def let_go(
         if event.at_once and worker.in_flight and not (worker.together or worker.is_hurried):
             worker.is_hurried = True
             out.halts.append((worker.worker_id, next(iter(worker.in_flight)), True))
-        if not worker.stopping:
-            worker.stopping = True
-            out.stops.append(worker.worker_id)
+        out.stop(worker)
 
 
 class Halts:
@@ -91,21 +53,21 @@ class Halts:
     def __contains__(self, task: Task) -> bool:
         return task.task_id in self._told
 
-    def stop(self, event: StopTask, waiting: Waiting, now: float, out: Decisions) -> None:
+    def stop(self, event: StopTask, backlog: Backlog, now: float, out: Decisions) -> None:
         """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
         before = self._told.get(event.task_id)
         if before is not None and before.cancels:
             return
         if not (self._tell(event, now, out) or event.saves):
-            task = None if self._roster.has(event.task_id) else waiting.take(event.task_id)
+            task = None if self._roster.has(event.task_id) else backlog.take(event.task_id)
             ended = out.cancelled if event.cancels else out.stopped
             ended += [] if task is None else [Stopped(task, None)]
 
-    def end_waiting(self, waiting: Waiting, now: float, out: Decisions) -> None:
+    def end_waiting(self, backlog: Backlog, now: float, out: Decisions) -> None:
         """End those that were told to end and wait again, because they have lost their worker."""
         for event in [e for e in self._told.values() if not self._roster.has(e.task_id)]:
             del self._told[event.task_id]
-            self.stop(event, waiting, now, out)
+            self.stop(event, backlog, now, out)
 
     @property
     def cancelling(self) -> list[int]:

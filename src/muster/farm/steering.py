@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -196,7 +195,7 @@ class Steering:
 
         A task that it chooses may have ended already, in a grid in this folder: it is told so.
         """
-        ledger, driver, count = self._ledger, self._driver, scheduler.num_wanted()
+        ledger, driver, count = self._ledger, self._driver, scheduler.backlog.num_wanted()
         tasks = ledger.claim(count)
         while len(tasks) < count and (proposals := driver.ask(count - len(tasks))):
             for proposal in proposals:
@@ -296,10 +295,11 @@ class Asked:
             self._answers.append((ask.answer, answer))
             if num_new := answer.get("added"):
                 picture.added(num_new)
-                scheduler.exhausted = False
-                least = min((task.priority for task in scheduler.queue), default=math.inf)
+                scheduler.backlog.exhausted = False
+                least = min((task.priority for task in scheduler.backlog.queue), default=math.inf)
                 if any(priority > least for *_, priority in ask.what["add"]["tasks"]):
-                    self._give_back(scheduler)
+                    # What was claimed ahead is claimed again, behind what is more urgent.
+                    self._ledger.release(scheduler.backlog.take_untried())
                 decisions.notes.append(("added", f"{count(num_new, 'task')} added"))
         self._to_add = []
         self._ledger.record_cancelled(decisions.cancelled)
@@ -332,13 +332,6 @@ class Asked:
         for reply, what in self._answers:
             reply(what)
         self._answers = []
-
-    def _give_back(self, scheduler: Scheduler) -> None:
-        """What was claimed ahead is claimed again, behind what is more urgent."""
-        tried = [one for one in scheduler.queue if one.tries or one.losses or one.batch_limit]
-        kept = {one.task_id for one in tried}
-        self._ledger.release([one for one in scheduler.queue if one.task_id not in kept])
-        scheduler.queue = deque(tried)
 
     def _add(self, what: object) -> dict[str, Any]:
         """Add the tasks of a note that another process has written, and perhaps another muster."""

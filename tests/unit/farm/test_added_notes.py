@@ -40,7 +40,7 @@ class Run:
             feed=iter(()), plan_id="p",
         )  # fmt: skip
         self.scheduler = Scheduler(Policy(), slots, targets)
-        self.scheduler.exhausted = True
+        self.scheduler.backlog.exhausted = True
         self.asked = Asked(self.ledger, plan)
 
     def ask(self, *notes: object) -> list[Mapping[str, Any]]:
@@ -105,9 +105,9 @@ def test_a_wrong_note_adds_nothing_and_is_answered(what: str, run: Run) -> None:
     [answer] = run.ask(WRONG[what])
     assert list(answer) == ["refused"], answer
     assert run.num_tasks() == 0 and run.ledger.added() == []
-    assert run.scheduler.exhausted
+    assert run.scheduler.backlog.exhausted
     assert run.ask(note(GOOD)) == [{"added": 1}], "it goes on hearing"
-    assert not run.scheduler.exhausted
+    assert not run.scheduler.backlog.exhausted
 
 
 def test_hostile_texts_are_parameters_like_any(run: Run) -> None:
@@ -146,8 +146,8 @@ def test_what_was_claimed_gives_way_to_what_is_more_urgent(
 ) -> None:
     run.ask(note([SPEC.name, '{"x":1}', 0, -5]))
     run.ledger.begin()
-    run.scheduler.queue.extend(run.ledger.claim(9))
+    run.scheduler.backlog.queue.extend(run.ledger.claim(9))
     run.ledger.commit()
     run.ask(note([SPEC.name, '{"x":2}', 0, priority]))
-    assert len(run.scheduler.queue) == (not gives_back)
+    assert len(run.scheduler.backlog.queue) == (not gives_back)
     assert run.num_tasks() == 1 + gives_back

@@ -320,7 +320,7 @@ def test_a_solo_task_survives_the_quarantine_of_the_device_reserved_for_it() -> 
             rig.end(other, Outcome.EXCEPTION, message=f"cuda {'abc'[number]}")
     for slot in list(rig.scheduler.roster.slots):
         if slot.spec.devices == ("G0",) and not slot.quarantined:
-            rig.scheduler._quarantine([slot], "gone", Decisions())
+            rig.scheduler._quarantine.put([slot], "gone", Decisions())
     for _ in range(200):
         if task.task_id in [t.task_id for held in rig.holds.values() for t in held]:
             return
@@ -659,7 +659,7 @@ def test_capacity_does_not_depend_on_the_first_share() -> None:
 def test_unbegun_tasks_are_taken_back_when_somebody_is_idle() -> None:
     rig = Rig(cpus(2), tasks(2))
     rig.ready()
-    rig.scheduler.exhausted = False
+    rig.scheduler.backlog.exhausted = False
     rig.end(1, seconds=0.01)
     rig.step(Fetched(tasks(3, first=10), exhausted=True))
     loaded = next(w for w, held in rig.holds.items() if len(held) > 1)

@@ -105,7 +105,7 @@ def test_a_worker_of_an_earlier_coordinator_goes_on_with_what_it_holds() -> None
     rig = Rig(cpus(2), [])
     [held, other] = tasks(2)
     rig.scheduler.roster.adopt(0, HeldWorker(7, [held]), 0.0)
-    rig.scheduler.exhausted = False
+    rig.scheduler.backlog.exhausted = False
     rig.scheduler.step([Fetched([other], exhausted=True)], 1.0)
     workers = rig.scheduler.roster.workers
     assert workers[7].slot.worker_id == 7

@@ -170,7 +170,7 @@ class Simulation:
     def step(self, events: list[Event]) -> None:
         out = self.scheduler.step(events, self.now)
         self.record(out)
-        assert not (out.fetch and self.scheduler.exhausted)
+        assert not (out.fetch and self.scheduler.backlog.exhausted)
         claimed = self.claim(out.fetch) if out.fetch else None
         self.obey(out)
         if claimed is not None:

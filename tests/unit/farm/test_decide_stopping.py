@@ -203,7 +203,7 @@ def test_a_cancelled_task_waits_for_nothing_wherever_it_waits() -> None:
     rig.ready()
     rig.end(rig.worker_on(0), Outcome.DEVICE_OOM)  # its GPU is emptied for it
     assert [t.task_id for t, _ in rig.step(StopTask(1, cancels=True)).cancelled] == [1]
-    assert rig.scheduler.solo == rig.scheduler.queue == type(rig.scheduler.queue)()
+    assert not (rig.scheduler.backlog.solo or rig.scheduler.backlog.queue)
     rig.end(rig.worker_on(1))
     assert rig.scheduler.is_finished
 
@@ -215,7 +215,7 @@ def test_one_that_was_handed_out_ahead_ends_with_its_worker(cancels: bool) -> No
     worker = rig.worker_on(0)
     rig.ready()
     roster = rig.scheduler.roster
-    roster.give(roster.workers[worker], [rig.scheduler.queue.popleft()])
+    roster.give(roster.workers[worker], [rig.scheduler.backlog.queue.popleft()])
     out = rig.step(StopTask(2, cancels=cancels))
     assert (out.halts, out.revokes) == ([(worker, 2, False)], [worker])
     out = rig.die(worker)
@@ -229,7 +229,7 @@ def test_one_that_was_handed_out_ahead_is_taken_back() -> None:
     worker = rig.worker_on(0)
     rig.ready()
     roster = rig.scheduler.roster
-    roster.give(roster.workers[worker], [rig.scheduler.queue.popleft()])
+    roster.give(roster.workers[worker], [rig.scheduler.backlog.queue.popleft()])
     rig.step(StopTask(2, cancels=True))
     out = rig.step(Returned(worker, [2]))
     assert [t.task_id for t, _ in out.cancelled] == [2]

@@ -86,7 +86,7 @@ def _fetched(params: list[dict[str, object]], target: TargetSpec, **kept: bool) 
     scheduler.pace.remember(learnt)
     tasks = [task(number, **one) for number, one in enumerate(params)]
     scheduler.step([Fetched(tasks, **kept)], 0.0)
-    return [one.task_id for one in scheduler.queue]
+    return [one.task_id for one in scheduler.backlog.queue]
 
 
 def test_only_the_last_tasks_and_only_single_ones_change_places() -> None:
