@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from muster.farm.decisions import Policy
 from muster.farm.events import Fetched
-from muster.farm.roster import Pace, Roster
+from muster.farm.order import Pace
+from muster.farm.roster import Roster
 from muster.farm.task import TargetSpec, Task
 
 

@@ -38,10 +38,10 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.halting import Halts, let_go
+from muster.farm.order import Pace
 from muster.farm.quarantine import Quarantine
 from muster.farm.roster import (
     Breaker,
-    Pace,
     Roster,
     Slot,
     Worker,

@@ -1,22 +1,19 @@
-"""Hands waiting tasks to workers: who gets which, who starts, who gives some back. Pure."""
+"""Hands waiting tasks to workers: who gets which, who starts, who gives some back. Pure.
+
+Where a worker has nothing to do and no task waits, a divisible task is asked to give away a part,
+so that a run does not end with one busy worker.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from muster.farm.backlog import Backlog
 from muster.farm.decisions import Decisions, Policy, Send
-from muster.farm.roster import (
-    Pace,
-    Roster,
-    Worker,
-    divisible,
-    hire,
-    take_group,
-    to_revoke,
-    whom_to_ask,
-)
+from muster.farm.order import Pace
+from muster.farm.roster import Roster, Slot, Worker, runs_divisible, to_revoke
 from muster.farm.task import TargetSpec, Task
 
 
@@ -63,7 +60,7 @@ class Dispatcher:
             if held == 0:
                 limit = target.batch_on(worker.slot.spec.kind)
                 workers = len(self._roster.usable())
-                taken, self._backlog.queue = take_group(self._backlog.queue, first, limit, workers)
+                taken, self._backlog.queue = _take_group(self._backlog.queue, first, limit, workers)
                 self._send(worker, taken, True, now, out)
             return
         depth = self._pace.lead(first.target_id)
@@ -138,7 +135,7 @@ class Dispatcher:
         """Ask a running task to give part of its remaining work to idle workers."""
         if self._backlog.is_fetching:
             return
-        worker = whom_to_ask(self._roster.workers.values(), self._targets, now)
+        worker = _whom_to_ask(self._roster.workers.values(), self._targets, now)
         if worker is not None:
             worker.is_asked = True
             out.shares.append((worker.worker_id, next(iter(worker.in_flight)), hungry))
@@ -147,5 +144,98 @@ class Dispatcher:
         roster, backlog = self._roster, self._backlog
         open_work = backlog.num_open()
         if len(roster.workers) < len(roster.slots):
-            open_work += len(divisible(roster.workers.values(), self._targets, now))
-        out.starts.extend(hire(roster, now, backlog.reserved, backlog.wary, open_work))
+            open_work += len(_divisible(roster.workers.values(), self._targets, now))
+        out.starts.extend(_hire(roster, now, backlog.reserved, backlog.wary, open_work))
+
+
+def _take_group(
+    queue: deque[Task], first: Task, max_batch: int, num_workers: int
+) -> tuple[list[Task], deque[Task]]:
+    """Tasks of the same shape as ``first``, and the queue without them.
+
+    No more than an even share for all workers, so that none is idle while one has them all.
+    """
+    limit = first.batch_limit or max_batch
+    same = [
+        task
+        for task in queue
+        if task.group == first.group
+        and task.target_id == first.target_id
+        and task.batch_limit == first.batch_limit
+    ]
+    if not first.batch_limit:
+        limit = min(limit, math.ceil(len(same) / max(1, num_workers)))
+    taken = same[: max(1, limit)]
+    ids = {task.task_id for task in taken}
+    return taken, deque(task for task in queue if task.task_id not in ids)
+
+
+#: A task that has run for less is not asked: it may be over any moment.
+SHARE_AFTER_S = 0.5
+
+
+def _divisible(
+    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
+) -> list[Worker]:
+    """Workers whose running task could be divided, as far as is known."""
+    return [
+        worker
+        for worker in workers
+        if runs_divisible(worker, targets)
+        and worker.ready
+        and not (worker.has_declined or worker.killing or worker.poisoned)
+        and now - worker.head_since > SHARE_AFTER_S
+    ]
+
+
+def _whom_to_ask(
+    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
+) -> Worker | None:
+    """The worker with the most work left; None while another has not answered yet."""
+    known = list(workers)
+    if any(worker.is_asked for worker in known):
+        return None
+    able = _divisible(known, targets, now)
+    return max(able, key=lambda worker: worker.left) if able else None
+
+
+def _hire(
+    roster: Roster, now: float, reserved: Collection[str], wary: Collection[Task], open_work: int
+) -> Iterator[tuple[int, int]]:
+    """Start what the open work can use, as slot and worker: three tasks never start eight workers.
+
+    ``reserved``: devices that a task has to itself; ``wary``: tasks that avoid a device.
+    """
+    if len(roster.workers) == len(roster.slots):
+        return  # asked in every turn, of thousands of slots
+    for key in reserved:
+        if not roster.workers_on(key):
+            there = (slot for slot in roster.startable(now) if slot.spec.device_key == key)
+            yield from _hire_in(roster, next(there, None))
+    slots = [slot for slot in roster.startable(now) if slot.spec.device_key not in reserved]
+    if not slots:
+        return
+    free = [
+        worker.slot.spec.device_key
+        for worker in roster.workers.values()
+        if worker.is_free and worker.slot.spec.device_key not in reserved
+    ]
+    for task in wary:
+        if all(key == task.avoid for key in free):
+            able = next((slot for slot in slots if slot.spec.device_key != task.avoid), None)
+            for started in _hire_in(roster, able):
+                assert able is not None
+                free.append(able.spec.device_key)
+                yield started
+    for slot in slots:
+        if len(free) >= open_work:
+            return
+        for started in _hire_in(roster, slot):
+            free.append(slot.spec.device_key)
+            yield started
+
+
+def _hire_in(roster: Roster, slot: Slot | None) -> Iterator[tuple[int, int]]:
+    """A worker in ``slot``; none where the slot or its device is full by now."""
+    if slot is not None and roster.has_room(slot):
+        yield slot.spec.slot_id, roster.hire(slot).worker_id

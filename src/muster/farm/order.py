@@ -1,4 +1,5 @@
-"""In which order the last tasks of a run begin: longest first, by what similar tasks took. Pure.
+"""How long tasks take, and what follows: how many a worker is given ahead, and in which order the
+last tasks of a run begin (longest first). Pure.
 
 A run is over with its last task, so a long one had better not begin last. All others keep the order
 of the plan, in which every setting has its first seed before any has its second.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from muster.farm.canonical import decode
-from muster.farm.task import Task
+from muster.farm.events import Fetched
+from muster.farm.task import TargetSpec, Task
 
 #: More values than this are not told apart, so that memory stays as it is; and none of a parameter
 #: that has more than this, such as a seed, of which each value is seen once.
@@ -113,3 +116,59 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     for length in seconds:
         heapq.heapreplace(free, free[0] + length)
     return max(free)
+
+
+#: From this length on a task hides its own commit, and handing out ahead would cost balance.
+_LONG_S = 1.0
+_WEIGHT = 0.1
+#: Of shorter tasks the order makes no difference that anybody sees.
+_WORTH_ORDER_S = 0.05
+
+
+class Pace:
+    """An exponential mean of task lengths per target, and the lead that follows from it; and what
+    single tasks took, where they are long.
+    """
+
+    def __init__(self, lead_s: float, max_lead: int, targets: Mapping[int, TargetSpec]) -> None:
+        self._lead_s = lead_s
+        self._max_lead = max_lead
+        self._mean_s: dict[int, float] = {}
+        self._lengths = Lengths()
+        # Tasks of one call stand together, and the chunks of a map are written in their order.
+        self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
+        self._is_last = False  # what waits is in the order that ends soonest
+
+    def learn(self, task: Task, seconds: float) -> None:
+        number = task.target_id
+        mean = self._mean_s.get(number)
+        self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        self.remember([(number, task.payload, seconds)])
+
+    def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
+        """What tasks took: the number of the target, the parameters, seconds."""
+        for number, payload, seconds in ended:
+            if seconds >= _WORTH_ORDER_S and not self._has_order:
+                self._lengths.learn(number, payload, seconds)
+
+    def queue(self, waiting: deque[Task], event: Fetched, workers: int) -> deque[Task]:
+        """What waits, with what was fetched; the last tasks in the order that ends soonest."""
+        waiting.extend(event.tasks)
+        self._is_last = event.exhausted and not self._has_order
+        if not self._is_last:
+            return waiting
+        return deque(longest_first(waiting, self._lengths.expected_s, workers))
+
+    def lead(self, target_id: int) -> int:
+        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short.
+
+        The last tasks are given one by one, or one worker would have the two longest of them.
+        """
+        mean = self._mean_s.get(target_id)
+        if mean is None or mean >= (_WORTH_ORDER_S if self._is_last else _LONG_S):
+            return 1
+        return min(self._max_lead, max(2, math.ceil(self._lead_s / max(mean, 1e-6))))
+
+    def longest_lead(self) -> int:
+        """The largest lead of any target seen so far."""
+        return max((self.lead(target_id) for target_id in self._mean_s), default=1)

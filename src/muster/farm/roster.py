@@ -1,19 +1,11 @@
-"""Slots and the workers in them, as the scheduler knows them, and what it asks of them. Pure.
-
-Which tasks share a call, how many a worker is given ahead, and which divisible task is asked to
-give away a part (when a worker has nothing to do and no task waits, so that a run does not end with
-one busy worker).
-"""
+"""Slots and the workers in them, as the scheduler knows them, and what it asks of them. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.farm.events import Fetched
-from muster.farm.order import Lengths, longest_first
 from muster.farm.task import HeldWorker, Outcome, SlotSpec, TargetSpec, Task
 
 
@@ -262,88 +254,6 @@ class Roster:
         return [worker for worker in there if worker is not None]
 
 
-def take_group(
-    queue: deque[Task], first: Task, max_batch: int, num_workers: int
-) -> tuple[list[Task], deque[Task]]:
-    """Tasks of the same shape as ``first``, and the queue without them.
-
-    No more than an even share for all workers, so that none is idle while one has them all.
-    """
-    limit = first.batch_limit or max_batch
-    same = [
-        task
-        for task in queue
-        if task.group == first.group
-        and task.target_id == first.target_id
-        and task.batch_limit == first.batch_limit
-    ]
-    if not first.batch_limit:
-        limit = min(limit, math.ceil(len(same) / max(1, num_workers)))
-    taken = same[: max(1, limit)]
-    ids = {task.task_id for task in taken}
-    return taken, deque(task for task in queue if task.task_id not in ids)
-
-
-#: From this length on a task hides its own commit, and handing out ahead would cost balance.
-_LONG_S = 1.0
-_WEIGHT = 0.1
-#: Of shorter tasks the order makes no difference that anybody sees.
-_WORTH_ORDER_S = 0.05
-
-
-class Pace:
-    """An exponential mean of task lengths per target, and the lead that follows from it; and what
-    single tasks took, where they are long.
-    """
-
-    def __init__(self, lead_s: float, max_lead: int, targets: Mapping[int, TargetSpec]) -> None:
-        self._lead_s = lead_s
-        self._max_lead = max_lead
-        self._mean_s: dict[int, float] = {}
-        self._lengths = Lengths()
-        # Tasks of one call stand together, and the chunks of a map are written in their order.
-        self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
-        self._is_last = False  # what waits is in the order that ends soonest
-
-    def learn(self, task: Task, seconds: float) -> None:
-        number = task.target_id
-        mean = self._mean_s.get(number)
-        self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        self.remember([(number, task.payload, seconds)])
-
-    def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
-        """What tasks took: the number of the target, the parameters, seconds."""
-        for number, payload, seconds in ended:
-            if seconds >= _WORTH_ORDER_S and not self._has_order:
-                self._lengths.learn(number, payload, seconds)
-
-    def queue(self, waiting: deque[Task], event: Fetched, workers: int) -> deque[Task]:
-        """What waits, with what was fetched; the last tasks in the order that ends soonest."""
-        waiting.extend(event.tasks)
-        self._is_last = event.exhausted and not self._has_order
-        if not self._is_last:
-            return waiting
-        return deque(longest_first(waiting, self._lengths.expected_s, workers))
-
-    def lead(self, target_id: int) -> int:
-        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short.
-
-        The last tasks are given one by one, or one worker would have the two longest of them.
-        """
-        mean = self._mean_s.get(target_id)
-        if mean is None or mean >= (_WORTH_ORDER_S if self._is_last else _LONG_S):
-            return 1
-        return min(self._max_lead, max(2, math.ceil(self._lead_s / max(mean, 1e-6))))
-
-    def longest_lead(self) -> int:
-        """The largest lead of any target seen so far."""
-        return max((self.lead(target_id) for target_id in self._mean_s), default=1)
-
-
-#: A task that has run for less is not asked: it may be over any moment.
-SHARE_AFTER_S = 0.5
-
-
 def runs_divisible(worker: Worker, targets: Mapping[int, TargetSpec]) -> bool:
     head = next(iter(worker.in_flight.values()), None)
     return head is not None and targets[head.target_id].is_divisible
@@ -358,31 +268,6 @@ def due_s(worker: Worker, targets: Mapping[int, TargetSpec], timeout_s: float | 
     share = len(worker.in_flight) if worker.together else 1
     since = worker.sign_s if runs_divisible(worker, targets) else worker.head_since
     return since + (timeout_s or math.inf) * max(1, share)
-
-
-def divisible(
-    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
-) -> list[Worker]:
-    """Workers whose running task could be divided, as far as is known."""
-    return [
-        worker
-        for worker in workers
-        if runs_divisible(worker, targets)
-        and worker.ready
-        and not (worker.has_declined or worker.killing or worker.poisoned)
-        and now - worker.head_since > SHARE_AFTER_S
-    ]
-
-
-def whom_to_ask(
-    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
-) -> Worker | None:
-    """The worker with the most work left; None while another has not answered yet."""
-    known = list(workers)
-    if any(worker.is_asked for worker in known):
-        return None
-    able = divisible(known, targets, now)
-    return max(able, key=lambda worker: worker.left) if able else None
 
 
 def to_revoke(workers: Iterable[Worker], before: float = math.inf) -> Iterator[int]:
@@ -407,45 +292,3 @@ class Breaker:
         self._count = self._count + 1 if mark == self._mark else 1
         self._mark = mark
         return self._count if self._count >= self._limit else 0
-
-
-def hire(
-    roster: Roster, now: float, reserved: Collection[str], wary: Collection[Task], open_work: int
-) -> Iterator[tuple[int, int]]:
-    """Start what the open work can use, as slot and worker: three tasks never start eight workers.
-
-    ``reserved``: devices that a task has to itself; ``wary``: tasks that avoid a device.
-    """
-    if len(roster.workers) == len(roster.slots):
-        return  # asked in every turn, of thousands of slots
-    for key in reserved:
-        if not roster.workers_on(key):
-            there = (slot for slot in roster.startable(now) if slot.spec.device_key == key)
-            yield from _hire(roster, next(there, None))
-    slots = [slot for slot in roster.startable(now) if slot.spec.device_key not in reserved]
-    if not slots:
-        return
-    free = [
-        worker.slot.spec.device_key
-        for worker in roster.workers.values()
-        if worker.is_free and worker.slot.spec.device_key not in reserved
-    ]
-    for task in wary:
-        if all(key == task.avoid for key in free):
-            able = next((slot for slot in slots if slot.spec.device_key != task.avoid), None)
-            for started in _hire(roster, able):
-                assert able is not None
-                free.append(able.spec.device_key)
-                yield started
-    for slot in slots:
-        if len(free) >= open_work:
-            return
-        for started in _hire(roster, slot):
-            free.append(slot.spec.device_key)
-            yield started
-
-
-def _hire(roster: Roster, slot: Slot | None) -> Iterator[tuple[int, int]]:
-    """A worker in ``slot``; none where the slot or its device is full by now."""
-    if slot is not None and roster.has_room(slot):
-        yield slot.spec.slot_id, roster.hire(slot).worker_id

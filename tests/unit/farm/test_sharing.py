@@ -14,6 +14,7 @@ from muster.farm.canonical import payload_and_key
 from muster.farm.coordinator import Coordinator
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy, RetryPolicy
+from muster.farm.dispatch import SHARE_AFTER_S
 from muster.farm.events import (
     Divided,
     Event,
@@ -28,7 +29,6 @@ from muster.farm.executors.local import LocalExecutor
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.plan import Plan
-from muster.farm.roster import SHARE_AFTER_S
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
