@@ -96,7 +96,7 @@ def check(muster_main: Main, *lines: Line) -> None:
     for words, code, says in lines:
         done = muster_main(*words)
         told = done.stdout + done.stderr
-        if done.returncode != code or says not in told or "Traceback" in told:
+        if done.returncode != code or says not in told or "Traceback" in done.stderr:
             wrong.append((words, done.returncode, told))
     assert wrong == []
 
