@@ -295,7 +295,7 @@ class Coordinator:
                 publish(folder, task.key.hex(), ended.token, may_go_on=True)
 
     def _feed(self) -> None:
-        self._picture.added(self._listing.add())
+        self._picture.added(self._listing.add(self._is_asked))
         if not self._listing.goes_on:
             self._journal.write("enqueued", tasks=self._picture.known)
 
@@ -354,13 +354,16 @@ class Coordinator:
         self._cancelling = self._is_to_cancel and not self._listing.goes_on
         return events
 
+    def _is_asked(self) -> bool:
+        self._heard += self._beside.requests()
+        return bool(self._heard)
+
     def _feed_rest(self) -> None:
         """List all tasks before any is begun, unless a signal comes."""
-        while self._listing.goes_on and not self._heard:
+        while self._listing.goes_on and not self._is_asked():
             self._ledger.begin()
             self._feed()
             self._ledger.commit()
-            self._heard = self._beside.requests()
             self._early += self._executor.poll(0.0)  # it also shows that this goes on
 
     def _phase(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,9 +30,9 @@ Numbers = Mapping[str, int]
 FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
 _LARGE_PLAN = 50_000
 _CHUNKS_OF_LISTED = 20  # the next chunk is what is listed by this
-#: But for no longer than this by the clock, looked at after each piece: results, signals and the
-#: sign of life that pilots wait for come after the turn, also where the processor is busy.
-_MOST_S, _PIECE = 0.5, 1000
+#: But for no longer than this by the clock, looked at after each piece: results and the sign of
+#: life that pilots wait for come after the turn, also where the processor is busy.
+_MOST_S, _PIECE = 1.0, 1000
 _ENQUEUED = "enqueued"  # in the ledger: the plan that it holds all tasks of
 
 
@@ -118,8 +118,11 @@ class Listing:
         """Whether the ledger holds every task of this plan."""
         return self._ledger.meta(_ENQUEUED) == self._plan.plan_id
 
-    def add(self) -> int:
-        """List the next tasks, inside a transaction; how many of them are new."""
+    def add(self, is_asked: Callable[[], bool] = lambda: False) -> int:
+        """List the next tasks, inside a transaction; how many of them are new.
+
+        ``is_asked``: whether a signal has come, which ends the turn.
+        """
         before, num_new = self._num_listed, 0
         end_s = time.monotonic() + _MOST_S
         while self.goes_on and self._num_listed - before < self._count:
@@ -131,7 +134,7 @@ class Listing:
             self._num_listed += num_listed
             if num_listed < _PIECE:
                 self.end()
-            if time.monotonic() > end_s:
+            if time.monotonic() > end_s or is_asked():
                 break
         many = max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED)
         self._count = _CHUNK if self._plan.total < _LARGE_PLAN else many

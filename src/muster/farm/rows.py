@@ -261,7 +261,7 @@ def columns(folder: RunFolder, *, by_some: bool = False) -> dict[str, Column]:
         fields = ["payload", "state", "value", "key_of_file", *(["target"] if numbers else [])]
         by_some = by_some and ledger.last_task() > _PIECES * _CHUNK
         pieces = ledger.pieces(_PIECES, _CHUNK, *fields) if by_some else None
-        for chunk in _light(pieces or ledger.every(_CHUNK, *fields)):
+        for number, chunk in enumerate(_light(pieces or ledger.every(_CHUNK, *fields))):
             payloads, states, values, keys = (chunk[field] for field in fields[:4])
             targets = chunk.get("target", ())
             for part, found in (
@@ -269,6 +269,8 @@ def columns(folder: RunFolder, *, by_some: bool = False) -> dict[str, Column]:
                 ("metric", _metrics(folder, keys, states, values)),
             ):
                 for name in dict.fromkeys(itertools.chain.from_iterable(found)):
+                    if by_some and number and (part, name) not in seen:
+                        return columns(folder)  # the order of the columns is that of all tasks
                     own = [row[name] for row in found if name in row]
                     seen[part, name] = widen_by_all(seen.get((part, name)), own)
     table: dict[str, Column] = {}

@@ -87,7 +87,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_turn_ends_by_the_clock_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    case = Case(tmp_path, pause=(1_500, 0.7))
+    case = Case(tmp_path, pause=(1_500, 1.2))
     listing = Listing(case.plan, case.ledger)
 
     def turn() -> int:
@@ -102,6 +102,16 @@ def test_a_turn_ends_by_the_clock_and_the_next_one_goes_on(tmp_path: Path) -> No
         assert turn() <= 10_000
     case.ledger.close()
     assert case.listed == TOTAL
+
+
+def test_a_signal_ends_the_turn(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    listing = Listing(case.plan, case.ledger)
+    case.ledger.begin()
+    listing.add()
+    assert listing.add(lambda: case.listed >= 3_000) == 2_000
+    case.ledger.commit()
+    case.ledger.close()
 
 
 def test_a_cancelled_run_knows_all_of_its_tasks(tmp_path: Path) -> None:

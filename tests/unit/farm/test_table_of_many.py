@@ -19,8 +19,8 @@ NUM = 9_000
 ODD = 1_005  # not among those that are looked at first
 
 
-def run(place: Path, odd: dict[str, object]) -> RunFolder:
-    """Tasks of which one has another result, one had to be tried again and one has failed."""
+def run(place: Path, odds: dict[int, dict[str, object]]) -> RunFolder:
+    """Tasks of which some have other results, one had to be tried again and one has failed."""
     folder = RunFolder(place / "run")
     folder.create()
     ledger = Ledger(folder.ledger)
@@ -38,7 +38,7 @@ def run(place: Path, odd: dict[str, object]) -> RunFolder:
     ledger.record_tried([(ends[10]._replace(finished=bad), again)])
     ends[10] = ends[10]._replace(token=2)
     ledger.record_failed([ends.pop(20)._replace(finished=bad)])
-    values = [odd if r.task_id == ODD else {"y": r.task_id, "text": None} for r in ends]
+    values = [odds.get(r.task_id, {"y": r.task_id, "text": None}) for r in ends]
     ledger.record_done(ends, [(encode(value), None) for value in values])
     ledger.commit()
     ledger.close()
@@ -59,7 +59,7 @@ def run(place: Path, odd: dict[str, object]) -> RunFolder:
     ],
 )
 def test_it_is_that_of_a_look_at_all(tmp_path: Path, odd: dict[str, object]) -> None:
-    folder = run(tmp_path, odd)
+    folder = run(tmp_path, {ODD: odd})
     schema, stream = batches(folder)
     sure = pa.Table.from_batches(stream, schema=schema)
     refresh(folder)
@@ -74,13 +74,19 @@ def test_it_is_that_of_a_look_at_all(tmp_path: Path, odd: dict[str, object]) -> 
 
 def test_columns_by_some_are_given_up_where_another_task_differs(tmp_path: Path) -> None:
     """Or the other tests here would say nothing."""
-    _, stream = batches(run(tmp_path, {"y": 1.0, "text": None}), by_some=True)
+    _, stream = batches(run(tmp_path, {ODD: {"y": 1.0, "text": None}}), by_some=True)
     with pytest.raises(OtherColumns):
         list(stream)
 
 
+def test_the_order_of_the_columns_is_that_in_which_tasks_first_had_them(tmp_path: Path) -> None:
+    folder = run(tmp_path, {ODD: {"b": 1}, 1_126: {"c": 1}, 2_300: {"b": 1}})
+    schema, _ = batches(folder, by_some=True)
+    assert schema.names[:5] == ["x", "y", "text", "b", "c"]
+
+
 def test_attempts_and_errors_are_those_of_each_task(tmp_path: Path) -> None:
-    folder = run(tmp_path, {"y": 1, "text": None})
+    folder = run(tmp_path, {})
     refresh(folder)
     rows = pq.read_table(folder.results_parquet).slice(8, 14).to_pylist()
     assert [row["attempts"] for row in rows] == [1, 1, 2, *[1] * 11]
