@@ -315,8 +315,13 @@ class Again:
         return self._parquet[1]
 
     def check_unchanged(self) -> None:
-        """UsageError where a file that was read is not as it was when the run was started."""
-        for file in self._read.values():
+        """UsageError where a file that was read since the last call is not as it was when the run
+        was started.
+        """
+        files, self._read = self._read, {}
+        if self._parquet is not None:  # more may be read of it
+            self._read[self._parquet[0]] = self._files[self._parquet[0]]
+        for file in files.values():
             try:
                 stat = file.path.stat()
                 stamp = stat.st_size, stat.st_mtime_ns
