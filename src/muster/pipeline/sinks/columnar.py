@@ -107,11 +107,9 @@ class ParquetEncoder:
             # A row group is encoded while the next one is read.
             at_work: Future[Any] = thread.submit(int)
             for group in self._groups(parts):
-                if at_work is not None:
-                    at_work.result()
-                at_work = thread.submit(write, group)
-            if at_work is not None:
                 at_work.result()
+                at_work = thread.submit(write, group)
+            at_work.result()
         if self._again is not None:
             self._again.check_unchanged()
 
