@@ -92,7 +92,7 @@ def test_a_list_of_stages_is_one_spec_each(tmp_path: Path) -> None:
     assert made[0].__name__ == "one"
     assert type(made[1]).__name__ == "Two"
     assert [spec.name for spec in specs] == ["STEPS[0]", "STEPS[1]"]
-    with pytest.raises(TargetError, match="no stage"):
+    with pytest.raises(TargetError, match="is not a stage"):
         specs_of_text("many.py:WRONG", {}, tmp_path)
 
 
