@@ -218,7 +218,7 @@ def test_nothing_is_said_of_what_becomes_columns(annotation: str) -> None:
 
 
 def test_what_an_annotation_says_about_files() -> None:
-    assert "any other Tensor a pickled file" in note_on("dict[str, torch.Tensor]")
+    assert "any other Tensor is saved as a pickled file" in note_on("dict[str, torch.Tensor]")
     assert "any other set" in note_on("set[int]")
 
 
