@@ -120,7 +120,8 @@ def test_what_goes_into_files_is_said_before_the_work(
         "def h(x: int):\n    yield 1\n"
     )
     dry = ("--grid", "x=1", "--devices", "cpu:1", "--dry-run")
-    assert "any other Tensor is saved as a pickled file" in muster_main("sweep", "t.py:f", *dry).stdout
+    said = muster_main("sweep", "t.py:f", *dry).stdout
+    assert "any other Tensor is saved as a pickled file" in said
     assert "note" not in muster_main("sweep", "t.py:g", *dry).stdout
     refused = muster_main("sweep", "t.py:h", *dry)
     assert refused.returncode == 2
