@@ -198,7 +198,7 @@ def test_the_first_python_that_has_muster_is_taken(
         other.write_text(f"#!/bin/sh\n{script}\n")
         other.chmod(0o755)
         with Connection(Host("a")) as connection:
-            assert connection.ask("muster_code")
+            assert connection.ask("facts")["muster_code"]
 
 
 def test_what_a_killed_far_end_leaves_goes_with_the_next_start(hosts: SshHosts) -> None:

@@ -203,7 +203,7 @@ def test_a_plan_says_that_it_would_wait_and_what_can_never_be_is_refused(place: 
 #: Forks a process for each run, which becomes its user, waits, holds a GPU for a moment, and tells
 #: of it; kills some of them at any time. Says how many each user ran, and what was held twice.
 MANY = """
-import json, os, random, signal, sys, time
+import filelock, json, os, random, signal, sys, time  # users may be unable to read this Python
 from pathlib import Path
 from muster.base.settings import Settings
 from muster.devices.device_request import parse_devices
