@@ -22,6 +22,7 @@ from muster.farm.ledger.store import NewTask
 from muster.farm.plan import Numbers
 from muster.farm.task import Outcome, TargetSpec, TaskState
 from muster.pipeline.sinks.formats import SinkSpec
+from muster.pipeline.sources.files import HASHED_WHOLE, fingerprint
 from muster.pipeline.sources.source import Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
 from muster.pipeline.stages import StageSpec
@@ -146,7 +147,11 @@ def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunF
         fixed["place"] = place
 
     def name(path: str, known: Any) -> str:
-        if not isinstance(known, str) or not Path(path).is_relative_to(whole):
+        if not isinstance(known, str):
+            return path
+        if _resolved(known) == _resolved(path):
+            return known  # said from another working folder, with ".."
+        if not Path(path).is_relative_to(whole):
             return path
         tail = Path(path).relative_to(whole)
         if isinstance(place, str):
@@ -157,7 +162,16 @@ def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunF
     described = before.get("input")
     files = described.get("files") if isinstance(described, Mapping) else None
     for file, known in zip(fixed["input"]["files"], files or [], strict=False):
+        is_large = file["size"] > HASHED_WHOLE and fixed["input"]["kind"] == "parquet"
+        if is_large and file["hash"] != known.get("hash"):  # version 0.1.0 had the time in it
+            timed = fingerprint(Path(file["path"]), always_timed=True)["hash"]
+            file["hash"] = timed if timed == known.get("hash") else file["hash"]
         file["path"] = name(file["path"], known.get("path"))
+
+
+def _resolved(path: str) -> Path:
+    """Without ``..`` and links, save that of the last name: it may be made to name another file."""
+    return Path(path).parent.resolve() / Path(path).name
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from muster.api.map_job import MapJob
 from muster.base.codec import read_record, write_json
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.pipeline.apart import apart
@@ -149,7 +149,10 @@ def publish(
         parts = appender.in_order(parts)
     repeated = None
     if _may_repeat_ids(folder, job, source):
-        repeated = apart(find_repeated_ids, parts, sink.inputs)
+        try:
+            repeated = apart(find_repeated_ids, parts, sink.inputs)
+        except (MusterError, OSError) as error:  # the output is there, and whole
+            repeated = f"whether ids repeat is not known: {error}"
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),

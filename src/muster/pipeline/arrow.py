@@ -195,6 +195,8 @@ def header(
         )
         for name in kept
     ]
+    for name, _ in taken:  # what cannot be taken should fail now and not when all is done
+        _taken(source.column(name).slice(0, 1), [None])
     longest: list[str] = max((list(record) for record in records), key=len)
     names = dict.fromkeys(longest)  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
@@ -239,7 +241,12 @@ def _taken(column: Any, index: list[int | None]) -> Any:
     first = index[0]
     if first is not None and _is_range(index, first):
         return column.slice(first, len(index))
-    return column.take(pa.array(index, pa.int64()))
+    places, kind = pa.array(index, pa.int64()), column.type
+    if pa.types.is_string_view(kind):  # Arrow takes no views
+        return column.cast(pa.large_string()).take(places).cast(kind)
+    if pa.types.is_binary_view(kind):
+        return column.cast(pa.large_binary()).take(places).cast(kind)
+    return column.take(places)
 
 
 def _is_range(index: list[int | None], first: int) -> bool:

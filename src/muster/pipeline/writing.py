@@ -13,7 +13,7 @@ import orjson
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.journal import Journal
-from muster.pipeline.sinks.parts import Marked, as_plain, with_header
+from muster.pipeline.sinks.parts import MARK, RAW, Marked, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
@@ -26,6 +26,9 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 _MOST_SHOWN = 1000
 _LONGEST_ID = 200
 _TYPED_OPTIONS = _OPTIONS | orjson.OPT_PASSTHROUGH_DATETIME
+
+#: What `MARK` and `RAW` begin with; a line without it has neither.
+_MARK_START = b'"\\u0001'
 
 #: A row and the lines of its records.
 Written = tuple[Row, list[bytes]]
@@ -114,6 +117,8 @@ class RowWriter:
             try:
                 lines.append(dumps(row.records[0], None, option))
             except (TypeError, ValueError):
+                return None
+            if _MARK_START in lines[-1]:
                 return None
         return lines
 
@@ -215,9 +220,13 @@ def _shown(value: Any) -> Any:
 def _encoded(batch: list[Row], *, typed: bool = False) -> list[Written]:
     dumps, option = orjson.dumps, _TYPED_OPTIONS if typed else _OPTIONS
     try:
-        return [(row, [dumps(r, option=option) for r in row.records]) for row in batch]
+        written = [(row, [dumps(r, option=option) for r in row.records]) for row in batch]
+        is_usual = not any(_MARK_START in line for _, lines in written for line in lines)
     except (TypeError, ValueError):
+        is_usual = False
+    if not is_usual:
         return [(row, _lines_of(row, row.records, typed=typed)[0]) for row in batch]
+    return written
 
 
 def _typed(batch: list[Row]) -> list[Written]:
@@ -292,6 +301,9 @@ def _lines_of(
 
 def _line(record: dict[str, Any], *, typed: bool) -> bytes:
     """A record as a line: integers of any size as they are, decimals as texts of all digits."""
+    for name in (MARK, RAW):
+        if name in record:
+            raise ValueError(f"the key {name!r} has a meaning in our own files: rename it")
     marked, option = Marked(), _TYPED_OPTIONS if typed else _OPTIONS
     try:
         line = orjson.dumps(record, default=marked if typed else as_plain, option=option)

@@ -144,3 +144,12 @@ def test_a_restart_with_another_output_removes_what_a_kill_has_left_beside_the_f
     done = muster_main(*words, "--output", "other.jsonl", "--restart")
     assert "kept in" in done.stdout + done.stderr
     assert not left.exists()
+
+
+def test_a_path_through_another_folder_is_the_same_plan(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    before = {"place": str(tmp_path / "run"), "output": f"{tmp_path}/a/../o.jsonl", "input": {}}
+    fixed = {"output": f"{tmp_path}/b/../o.jsonl", "input": {"files": []}}
+    _name_as_before(fixed, before, RunFolder(tmp_path / "run"))
+    assert fixed["output"] == before["output"]

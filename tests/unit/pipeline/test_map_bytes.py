@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,17 @@ import pytest
 from tests.unit.pipeline.chunks_here import Done, run_chunks
 
 from muster.base.errors import SetupError, UsageError
+from muster.pipeline.arrow import batch_of
+from muster.pipeline.batch import Row
 from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.parts import MARK, Part
+from muster.pipeline.sinks.merge import merge, sweep
+from muster.pipeline.sinks.parts import MARK, RAW, Part
+from muster.pipeline.sources import files
+from muster.pipeline.sources.columnar import Again
+from muster.pipeline.sources.files import fingerprint
 from muster.pipeline.sources.source import Selection, Source
 from muster.pipeline.sources.table import open_input
+from muster.pipeline.writing import _encoded
 
 SIZE, COUNT = 4000, 23
 #: With line ends and quotes in them, as images have them.
@@ -122,3 +129,58 @@ def test_damaged_bytes_are_noticed(tmp_path: Path) -> None:
             done.merged(source, tmp_path / "out.parquet")
     part.rows.write_bytes(whole)
     assert done.merged(source, tmp_path / "out.parquet").exists()
+
+
+def test_a_large_input_that_was_merely_touched_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "HASHED_WHOLE", 100)
+    source, _ = chunks(tmp_path, "same")
+    before = fingerprint(tmp_path / "in.parquet")["hash"]
+    os.utime(tmp_path / "in.parquet", ns=(1, 1))
+    assert fingerprint(tmp_path / "in.parquet")["hash"] == before
+    again = Again(source.files)
+    again._opened(0)
+    again.check_unchanged()
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_another_input_is_named_and_not_the_output(tmp_path: Path, is_cut: bool) -> None:
+    source, done = chunks(tmp_path, "same")
+    path = tmp_path / "in.parquet"
+    if is_cut:  # fewer row groups
+        pq.write_table(pa.table({"n": [1], "image": [b"x"]}), path)
+    else:  # a page is damaged, and the time is as it was
+        time, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+        data[4:400] = bytes(396)
+        path.write_bytes(data)
+        os.utime(path, ns=(time, time))
+    what = "has changed since this run" if is_cut else r"Cannot read the columns of .*in\.parquet"
+    with pytest.raises(UsageError, match=what):
+        done.merged(source, tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()])
+def test_rows_of_a_view_can_be_taken(kind: Any) -> None:
+    column = pa.array(["a", None, "c"], kind)
+    batch = pa.record_batch({"x": column})
+    taken = batch_of(batch, [("x", [2, None, 1, 0])]).column("x")
+    assert taken.equals(pa.array(["c", None, None, "a"], kind))
+
+
+def test_only_what_a_killed_write_left_is_swept(tmp_path: Path) -> None:
+    kept = [
+        ".emb.validation.1a2b3c4d.folder", ".emb.keep-me-please.folder", ".emb.original.tmp",
+    ]  # fmt: skip
+    for name in (*kept, ".emb.1a2b3c4d.folder", ".emb.1a2b3c4d-old.folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".emb.00ff3c4d.tmp").touch()
+    sweep(tmp_path / "emb")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+@pytest.mark.parametrize("key", [RAW, MARK])
+def test_our_own_keys_are_refused(key: str) -> None:
+    row = Row(0, {}, records=[{key: 5, "x": 1}])
+    ((_, lines),) = _encoded([row])
+    assert lines == [] and "rename it" in row.failures[0].reason

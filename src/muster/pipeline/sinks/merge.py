@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -116,7 +117,7 @@ def _exchange(new: Path, old: Path) -> None:
             if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(old))
-    aside = new.with_name(new.name.replace(".folder", "-old.folder"))
+    aside = new.with_name(f"{new.name.removesuffix('.folder')}-old.folder")
     os.rename(old, aside)
     os.rename(new, old)
     os.rename(aside, new)
@@ -364,10 +365,14 @@ def sweep(path: Path) -> None:
     the output.
     """
     name = glob.escape(path.name)
-    for left in path.parent.glob(f".{name}.????????.tmp"):
-        left.unlink(missing_ok=True)
-    for left in path.parent.glob(f".{name}.????????*.folder"):
-        shutil.rmtree(left, ignore_errors=True)
+    behind = re.compile(r"[0-9a-f]{8}(\.tmp|(-old)?\.folder)")
+    for left in path.parent.glob(f".{name}.*"):
+        if not behind.fullmatch(left.name[len(path.name) + 2 :]):
+            continue  # of another output, or the user's
+        if left.suffix == ".folder":
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.base.errors import UsageError
+from muster.base.errors import MusterError, UsageError
 from muster.pipeline.apart import apart
 from muster.pipeline.sources.conditions import Condition, matches
+from muster.pipeline.sources.files import fingerprint
 from muster.pipeline.sources.source import (
     MAX_SHARD_BYTES,
     ArrowRow,
@@ -285,14 +288,19 @@ class Again:
         """The fields of `batch`; no row is read for them."""
         from muster.pipeline.arrow import field_of
 
-        schema = self._opened(held["file"]).schema_arrow
-        return [
-            field_of(schema, name, has_gaps=isinstance(index, list) and None in index)
-            for name, index, _ in held["columns"]
-        ]
+        with self._blaming_the_input(held["file"]):
+            schema = self._opened(held["file"]).schema_arrow
+            return [
+                field_of(schema, name, has_gaps=isinstance(index, list) and None in index)
+                for name, index, _ in held["columns"]
+            ]
 
     def batch(self, held: Mapping[str, Any]) -> Any:
         """The columns of which ``held``, written by `muster.pipeline.arrow.header`, tells."""
+        with self._blaming_the_input(held["file"]):
+            return self._batch(held)
+
+    def _batch(self, held: Mapping[str, Any]) -> Any:
         from muster.pipeline.arrow import batch_of, whole
 
         names = dict.fromkeys(name for name, _, _ in held["columns"])
@@ -307,6 +315,25 @@ class Again:
         (source,) = table.to_batches()
         taken = [(name, whole(index, held["length"])) for name, index, _ in held["columns"]]
         return batch_of(source, taken)
+
+    @contextmanager
+    def _blaming_the_input(self, number: int) -> Iterator[None]:
+        """Raise what goes wrong inside as UsageError: what is read was whole when the run began."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.check_unchanged()
+            if isinstance(error, MusterError):
+                raise
+            name = self._files[number].path if number < len(self._files) else "the input"
+            raise UsageError(
+                f"Cannot read the columns of {name} again that no stage has changed: {error}. No "
+                "output was written.",
+                hint="look whether that file is whole and the disk sound, and run the same command "
+                "again; nothing finished is lost.",
+            ) from error
 
     def _opened(self, number: int) -> Any:
         if self._parquet is None or self._parquet[0] != number:
@@ -323,17 +350,25 @@ class Again:
             self._read[self._parquet[0]] = self._files[self._parquet[0]]
         for file in files.values():
             try:
-                stat = file.path.stat()
-                stamp = stat.st_size, stat.st_mtime_ns
-            except FileNotFoundError:
-                stamp = None
-            if file.stamp is not None and stamp != file.stamp:
+                is_same = file.stamp is None or _is_as_it_was(file.path, file.stamp)
+            except OSError:
+                is_same = False
+            if not is_same:
                 raise UsageError(
                     f"{file.path} has changed since this run was started, and the columns that no "
                     "stage has changed are taken from it. No output was written.",
                     hint="put the old one back and run the same command again, or begin anew with "
                     "--restart.",
                 )
+
+
+def _is_as_it_was(path: Path, stamp: tuple[int, int, str]) -> bool:
+    """A file that was merely touched is; OSError where it cannot be read."""
+    size, mtime_ns, known = stamp
+    stat = path.stat()
+    if stat.st_size != size:
+        return False
+    return stat.st_mtime_ns == mtime_ns or fingerprint(path)["hash"] == known
 
 
 def _rows(piece: Any, origin: Origin | None = None) -> Iterator[ArrowRow]:

@@ -119,14 +119,14 @@ class Cut(NamedTuple):
 class DataFile:
     """``path`` is what is read; ``name`` is what the user knows it by.
 
-    ``number`` among the files of the source; ``stamp``: its bytes and its time when the run was
-    started.
+    ``number`` among the files of the source; ``stamp``: its bytes, its time and its hash when
+    the run was started.
     """
 
     path: Path
     name: str
     number: int = 0
-    stamp: tuple[int, int] | None = None
+    stamp: tuple[int, int, str] | None = None
 
 
 class Format(Protocol):
@@ -307,7 +307,7 @@ class Source:
                 Path(file.get("unpacked", file["path"])),
                 Path(file["path"]).name,
                 number,
-                (file["size"], file["mtime_ns"]),
+                (file["size"], file["mtime_ns"], file["hash"]),
             )
             for number, file in enumerate(self.description["files"])
         ]
