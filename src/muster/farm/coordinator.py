@@ -106,7 +106,10 @@ class Coordinator:
 
     def _loop(self) -> None:
         goodbye_s: float | None = None
-        self._turn([], self._now())  # processes start while a first picture is made and written
+        if not self._is_asked():  # to end, while its tasks were listed
+            events, self._early = self._early, []
+            # Processes start while a first picture is made and written.
+            self._turn(events, self._now())
         while not self._stopping:
             events, self._early = self._early, []
             events += self._executor.poll(self._patience_s())
@@ -336,6 +339,8 @@ class Coordinator:
                 events += happened
                 requests += asked
         for request in requests:
+            if request is Request.CANCEL and self._is_to_cancel:
+                continue  # who cancels leaves a mark, which is seen twice a second
             self._journal.write("wish", what=request.value)  # old journals hold this word
             match request:
                 case Request.DRAIN:
@@ -345,6 +350,7 @@ class Coordinator:
                 case Request.STOP:
                     self._interrupted = True
                     self._stopping = True
+                    events.append(Drain())  # nothing more begins in its last turn
                 case Request.CANCEL:
                     # All of its tasks must be known, to say that they are cancelled. They are
                     # listed turn by turn: a million takes seconds, and who stops is to be heard.

@@ -190,9 +190,12 @@ class Scheduler:
             self._reserved_done(worker)
 
     def _reserved_done(self, worker: Worker) -> None:
-        if worker.solo_key:
-            self.backlog.reserved.pop(worker.solo_key, None)
-            worker.solo_key = ""
+        key = worker.slot.spec.device_key
+        reserved = self.backlog.reserved.get(key)
+        # Its device may have been given back and be reserved for another task by now.
+        if reserved is not None and reserved.task_id == worker.solo_id:
+            del self.backlog.reserved[key]
+        worker.solo_id = None
 
     def _on_returned(self, event: Returned) -> None:
         worker = self.roster.workers.get(event.worker_id)

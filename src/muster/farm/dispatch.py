@@ -104,7 +104,7 @@ class Dispatcher:
                 if not extra.in_flight:
                     out.stop(extra)
             if len(workers) == 1 and workers[0].is_idle:
-                workers[0].solo_key = key
+                workers[0].solo_id = task.task_id
                 self._send(workers[0], [task], self._targets[task.target_id].is_batched, now, out)
 
     def _serve_wary(self, now: float, out: Decisions) -> None:

@@ -43,7 +43,7 @@ class Worker:
     is_hurried: bool = False  # told to end the task in hand, because its slot is given back
     poisoned: bool = False
     revoking: bool = False
-    solo_key: str = ""
+    solo_id: int | None = None  # the task in hand, where its device is reserved for it
     has_worked: bool = False  # a function that has ended may have left something in its memory
     has_shared: bool = False  # its device, since its head began, with one that is gone now
 

@@ -88,7 +88,9 @@ def blocks(folder: RunFolder) -> Iterator[Block]:
                 system[_ORIGIN] = [origins.get(number) for number in of.task_id]
             metrics = _metrics(folder, of.key, of.state, of.value)
             texts = [*of.payload, *filter(None, of.value)]
-            is_json = not _is_in_files(chunk) and canonical.TAG not in b",".join(texts)
+            # A text of a command that becomes a number may be one that JSON lacks.
+            is_plain = not numbers and not _is_in_files(chunk)
+            is_json = is_plain and canonical.TAG not in b",".join(texts)
             yield Block(_params(of.target, of.payload, numbers), metrics, system, is_json)
 
 

@@ -7,7 +7,15 @@ from tests.unit.farm.test_decide import TARGETS, Rig, cpus, gpus, tasks
 
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy
-from muster.farm.events import Fetched, Reopen, Returned, StopTask, WorkerDied, WorkerReady
+from muster.farm.events import (
+    Fetched,
+    Reopen,
+    Returned,
+    Slots,
+    StopTask,
+    WorkerDied,
+    WorkerReady,
+)
 from muster.farm.task import Outcome, TargetSpec
 
 AS_ASKED = [
@@ -242,3 +250,20 @@ def test_a_task_in_a_call_with_others_goes_on() -> None:
     out = rig.step(StopTask(2, cancels=True))
     assert (out.cancelled, out.halts, rig.scheduler.halts.cancelling) == ([], [], [])
     assert rig.scheduler.roster.has(2)
+
+
+def test_who_ran_alone_on_a_gpu_that_was_lent_gives_up_no_place_of_another_task() -> None:
+    """A runs alone, B waits; the GPU is given back and taken again while A still runs."""
+    slots = gpus(1, per_gpu=2)
+    rig = Rig(slots, tasks(2))
+    rig.ready()
+    one, other = rig.worker_on(0), rig.worker_on(1)
+    rig.end(one, Outcome.DEVICE_OOM)
+    [gone] = rig.end(other, Outcome.DEVICE_OOM).stops
+    rig.step(WorkerDied(gone, 0, None, "ended"))
+    [alone] = [worker for worker in rig.scheduler.roster.workers if rig.holds[worker]]
+    rig.step(Slots([], at_once=False))
+    rig.step(Slots(slots, at_once=False))
+    rig.end(alone)
+    assert not rig.scheduler.is_finished
+    assert len(rig.scheduler.open_tasks()) == 1

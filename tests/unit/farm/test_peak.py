@@ -76,11 +76,40 @@ def test_a_task_of_no_time_has_what_it_began_with() -> None:
     assert block and found is not None and found < before + 16
 
 
+def test_what_a_task_of_no_time_took_is_not_charged_to_the_next() -> None:
+    peak = Peak()
+    small = _of(peak, 0)
+    peak.begin()
+    block = b"1" * (96 * _MIB)
+    del block
+    peak.mib(seconds=1e-5)
+    assert _of(peak, 0) < small + 16
+
+
+def _never() -> None:
+    raise AssertionError("it can be watched")
+
+
 @pytest.mark.skipif(not can_watch(), reason="nobody tells of the end of a program")
 def test_something_is_done_while_a_program_runs_() -> None:
     calls: list[float] = []
     pid = os.posix_spawnp("sleep", ["sleep", "1.4"], os.environ)
-    status, peak = wait_for(pid, lambda: calls.append(time.monotonic()))
+    status, peak = wait_for(pid, lambda: calls.append(time.monotonic()), _never)
     assert status == 0
     assert peak is not None and peak > 0
     assert 1 <= len(calls) <= 2, "twice a second"
+
+
+@pytest.mark.skipif(not can_watch(), reason="nobody tells of the end of a program")
+def test_a_program_is_waited_for_where_no_descriptor_is_left() -> None:
+    import resource
+
+    calls: list[str] = []
+    pid = os.posix_spawnp("sleep", ["sleep", "0.1"], os.environ)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        status, _ = wait_for(pid, _never, lambda: calls.append("unwatched"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (status, calls) == (0, ["unwatched"])

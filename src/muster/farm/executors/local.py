@@ -233,6 +233,8 @@ class LocalExecutor:
         events: list[Event] = [*self._not_started]
         self._not_started.clear()
         dead: dict[int, _Worker] = {}
+        if self._workers:  # they begin before it, and no task has begun
+            self._reaper.check()
         for key, mask in self._selector.select(0.0 if events else max(0.0, wait_s)):
             worker: _Worker = key.data
             if key.fd == worker.pidfd:
@@ -251,8 +253,6 @@ class LocalExecutor:
         for worker in dead.values():
             self._reap(worker, events)
         self._await_memory(events)
-        if self._workers:  # they begin before it, and no task has begun
-            self._reaper.check()
         self._housekeep()
         return events
 

@@ -120,8 +120,11 @@ def _spawn_and_wait(
 
     ``passes_on``: it tells its own processes by itself that they are to end.
     """
-    if not can_watch():
+    meanwhile = follower.look
+    if follower.sources or not can_watch():
+        # A look at sources may take long, and the command's memory is looked at meanwhile.
         follower.look_regularly()
+        meanwhile = _nothing
     try:
         if sys.platform == "win32":
             import subprocess
@@ -137,10 +140,14 @@ def _spawn_and_wait(
         raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
     context.runs(pid, passes_on=passes_on)
     try:
-        status, context.command_peak_mib = wait_for(pid, follower.look)
+        status, context.command_peak_mib = wait_for(pid, meanwhile, follower.look_regularly)
     finally:
         context.runs(None)
     return os.waitstatus_to_exitcode(status)
+
+
+def _nothing() -> None:
+    return
 
 
 _ENVIRONMENT: dict[str, str] = {}

@@ -220,8 +220,11 @@ class Follower:
 
     def look_regularly(self) -> None:
         """Have a thread look, where nobody waits for the program."""
-        self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
+            with suppress(RuntimeError):  # no room for a thread: all is forwarded at the end
+                thread.start()
+                self._thread = thread
 
     def _follow(self) -> None:
         while not self._ended.wait(SEND_EVERY_S):

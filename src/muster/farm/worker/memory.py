@@ -20,7 +20,8 @@ if sys.platform != "win32":
     import resource
 
 _FIRST_LOOK_S, _LONGEST_S = 0.01, 0.5
-#: In less time the kernel fills a MiB or two at most, and to ask it takes a tenth of that.
+#: To ask the kernel takes a tenth of that: what so short a task gets is not told, nor is it told of
+#: the next task.
 _TOO_SHORT_S = 1e-4
 _SELF = Path("/proc/self")
 _STATM_BYTES = 256
@@ -32,7 +33,8 @@ class Peak:
 
     Where CUDA is in use it is the device's memory, else this process's resident set. Reading the
     latter's peak costs more than a short task, and a process that had no page fault has got no
-    memory: its peak is then what it began with. So is that of a task of less than 0.1 ms.
+    memory: its peak is then what it began with. So is that of a task of less than 0.1 ms, whatever
+    it got.
     """
 
     def __init__(self) -> None:
@@ -74,8 +76,8 @@ class Peak:
             return peak, True
         if sys.platform == "win32":
             return None, False
-        is_short = seconds < _TOO_SHORT_S
-        if self._resident and (is_short or 0 < self._faults == _page_faults()):
+        self._has_grown = not 0 < self._faults == _page_faults()
+        if self._resident and (seconds < _TOO_SHORT_S or not self._has_grown):
             return self._resident, False
         self._has_grown = True
         _, highest = _resident_mib("self")
@@ -90,14 +92,25 @@ class Peak:
             return 0.0
 
 
-def wait_for(pid: int, meanwhile: Callable[[], None]) -> tuple[int, float | None]:
+def wait_for(
+    pid: int, meanwhile: Callable[[], None], unwatched: Callable[[], None]
+) -> tuple[int, float | None]:
     """Wait for a child; returns its wait status and the peak resident memory of its tree in MiB.
 
     The tree is measured every half a second, and more often early on; pages that its processes
     share count in each. Where there is no /proc it is the peak of the largest single process.
-    ``meanwhile`` is called twice a second, where it is possible (see `can_watch`).
+    ``meanwhile`` is called twice a second; where that is not possible (see `can_watch`; or there is
+    no room for one more descriptor) ``unwatched`` is called once instead.
     """
-    sampled = _watch(pid, meanwhile) if can_watch() else 0.0
+    sampled = 0.0
+    try:
+        descriptor = os.pidfd_open(pid) if can_watch() else None
+    except OSError:
+        descriptor = None
+    if descriptor is None:
+        unwatched()
+    else:
+        sampled = _watch(pid, descriptor, meanwhile)
     _, status, usage = os.wait4(pid, 0)
     largest = _mib(usage.ru_maxrss)
     # Between fork and exec a child counts as large as this process was.
@@ -120,8 +133,7 @@ def can_watch() -> bool:
     return True
 
 
-def _watch(pid: int, meanwhile: Callable[[], None]) -> float:
-    descriptor = os.pidfd_open(pid)
+def _watch(pid: int, descriptor: int, meanwhile: Callable[[], None]) -> float:
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
