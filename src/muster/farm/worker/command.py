@@ -6,7 +6,7 @@ import json
 import os
 import signal as signals
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def _spawn_and_wait(
 
     ``passes_on``: it tells its own processes by itself that they are to end.
     """
-    meanwhile = follower.look
+    meanwhile: Callable[[], None] = follower.look
     if follower.sources or not can_watch():
         # A look at sources may take long, and the command's memory is looked at meanwhile.
         follower.look_regularly()
