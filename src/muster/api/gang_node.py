@@ -20,6 +20,8 @@ from muster.base.errors import EXIT_INTERRUPTED, MusterError
 from muster.run.folder import RunFolder
 
 _LOCK = threading.Lock()
+#: Of one line, in characters; the log file of its rank has the rest.
+_MOST = 1 << 16
 
 
 def main(argv: list[str]) -> int:
@@ -47,6 +49,9 @@ def main(argv: list[str]) -> int:
 
 
 def _tell(event: str, **values: Any) -> None:
+    text = values.get("text", "")
+    if len(text) > _MOST:
+        values["text"] = f"{text[:_MOST]} … ({len(text) - _MOST} more characters are left out here)"
     with _LOCK:
         sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
         sys.stdout.flush()

@@ -38,6 +38,10 @@ _OLD_S = 30 * 86_400.0
 _LEFT_S = 86_400.0
 _LOCK, _SUM = ".lock", ".sum"
 _BLOCK = 1 << 20
+#: A longer line of a program is left out.
+_LINE_BYTES = 8 << 20
+#: A lock is touched so often: its age tells of the start's where others cannot see the lock itself.
+_TOUCH_S = 60.0
 #: Of a checkpoint all files belong together.
 _STEP = "step-"
 
@@ -65,6 +69,7 @@ class _Place:
         self._known: dict[str, tuple[int, int, int]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._asked_s = 0.0
+        self._touched_s = time.monotonic()
 
     def make(self, name: str) -> str:
         """The folder of this start."""
@@ -154,17 +159,18 @@ class _Place:
         ``wait_s`` seconds. ``code``: None while it runs; then ``err`` is what it complained of."""
         assert self._process is not None
         self._asked_s = time.monotonic()
+        if self._asked_s - self._touched_s > _TOUCH_S:
+            self._touched_s = self._asked_s
+            with suppress(OSError):
+                os.utime(self.path / _LOCK)
         deadline = self._asked_s + wait_s
         while True:
             code = self._process.poll()
-            with (self.path / "out").open("rb") as file:
-                file.seek(position)
-                data = file.read(_BLOCK)
-            data = data[: data.rfind(b"\n") + 1]
-            if data or code is not None or time.monotonic() > deadline:
+            data, size = _lines_at(self.path / "out", position)
+            if size or code is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        found = {"text": data.decode(errors="replace"), "size": len(data), "code": code, "err": ""}
+        found = {"text": data.decode(errors="replace"), "size": size, "code": code, "err": ""}
         if code is not None:
             found["err"] = (self.path / "err").read_bytes()[-2000:].decode(errors="replace")
         return found
@@ -224,6 +230,26 @@ class _Place:
                         if not path.is_symlink() and path.is_file():
                             place = path.relative_to(self.path).as_posix()
                             yield place, (about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+def _lines_at(path: Path, position: int) -> tuple[bytes, int]:
+    """The whole lines from there on, about ``_BLOCK`` of them, and how far they go. An empty line
+    stands for one that is too long."""
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(_BLOCK)
+        whole = data.rfind(b"\n") + 1
+        if whole or len(data) < _BLOCK:
+            return data[:whole], whole
+        data += file.readline(_LINE_BYTES - len(data))
+        if data.endswith(b"\n"):
+            return data, len(data)
+        size = len(data)
+        while more := file.readline(_BLOCK):
+            size += len(more)
+            if more.endswith(b"\n"):
+                return b"\n", size
+    return b"", 0
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -15,12 +15,13 @@ import psutil
 import pytest
 from tests.ray_cluster import wait_for
 
-from muster.api import host_files
+from muster.api import gang_node, host_files
 from muster.api.gang_hosts import plan_hosts
 from muster.api.host_code import Code
 from muster.api.host_files import Shared
 from muster.base.errors import SetupError, UsageError
 from muster.gang.spec import Entry, Script
+from muster.hosts import far_program
 from muster.hosts.connection import Connection
 from muster.hosts.names import LOCAL, Host, parse_hosts
 from muster.run.folder import RunFolder
@@ -451,6 +452,44 @@ def test_a_host_that_hears_nothing_ends_its_part(far: tuple[Connection, Path]) -
     begin(connection, sys.executable, "-c", "import time; time.sleep(99)", silence_s=0.5)
     wait_for(lambda: not connection.is_open, 30)
     assert not place.exists()
+
+
+@pytest.mark.parametrize("size", [3 << 20, 9 << 20])
+def test_what_follows_a_long_line_is_heard(far: tuple[Connection, Path], size: int) -> None:
+    """The position did not advance beyond a line of more than 1 MiB."""
+    connection, place = far
+    begin(connection, "true")
+    (place / "out").write_bytes(b"first\n" + b"x" * size + b"\nlast\n")
+    position, heard = 0, ""
+    while (found := connection.ask("look", position, 0.0))["size"]:
+        position += found["size"]
+        heard += found["text"]
+    lines = heard.splitlines()
+    assert (lines[0], lines[-1]) == ("first", "last")
+    assert lines[1] == ("x" * size if size < 8 << 20 else "")
+
+
+def test_a_line_that_a_host_tells_of_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    gang_node._tell("line", rank=0, text="x" * 100_000)
+    told = json.loads(capsys.readouterr().out)["text"]
+    assert len(told) < 70_000 and told.endswith(
+        f"({100_000 - 65_536} more characters are left out here)"
+    )
+
+
+def test_the_lock_of_a_living_start_stays_young(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a lock is seen by its own machine alone, others would remove the folder by its age."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(far_program, "_TOUCH_S", -1.0)
+    monkeypatch.setattr(far_program, "set_subreaper", lambda _: None)
+    calls = far_program.calls([""])
+    place = Path(calls["make"]("name"))
+    calls["begin"](["true"], {}, 1e9)
+    os.utime(place / ".lock", (1, 1))
+    calls["look"](0, 0.0)
+    assert (place / ".lock").stat().st_mtime > 1
 
 
 def test_ranks_of_unlike_hosts() -> None:

@@ -274,11 +274,15 @@ class RayHosts:
                 del ways[name]
             else:
                 spare.append(open_one)
-        for one in connect_all([*ways.values()], known):
+        try:
+            found = connect_all([*ways.values()], known)
+        finally:
+            close_all(spare)
+        # ``close`` closes those that did connect, also where another one did not.
+        self._connections |= {one.host.name: one for one in found if isinstance(one, Connection)}
+        for one in found:
             if isinstance(one, SetupError):
                 raise one
-            self._connections[one.host.name] = one
-        close_all(spare)
         links = try_links([self._connections[node.host.name] for node in nodes])
         if links.broken or links.head is None:
             raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
