@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -483,12 +484,14 @@ def test_the_lock_of_a_living_start_stays_young(
     """Where a lock is seen by its own machine alone, others would remove the folder by its age."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(far_program, "_TOUCH_S", -1.0)
-    monkeypatch.setattr(far_program, "set_subreaper", lambda _: None)
-    calls = far_program.calls([""])
-    place = Path(calls["make"]("name"))
-    calls["begin"](["true"], {}, 1e9)
+    start = far_program._Place([""])
+    place = Path(start.make("name"))
+    for name in ("out", "err"):
+        (place / name).touch()
     os.utime(place / ".lock", (1, 1))
-    calls["look"](0, 0.0)
+    with subprocess.Popen(["true"]) as start._process:
+        start.look(0, 0.0)
+    os.close(start._lock)
     assert (place / ".lock").stat().st_mtime > 1
 
 
