@@ -19,14 +19,15 @@ from muster.base.errors import SetupError
 
 #: All code of a run together.
 LIMIT_BYTES = 100 << 20
-_MARKS = {"pyvenv.cfg", "run.json", "conda-meta"}  # environments and run folders are no code
+#: What lies in environments and run folders, which are no code.
+_MARKS = ({"pyvenv.cfg"}, {"conda-meta"}, {"run.json", "run.lock"})
 
 
 class Bundle(NamedTuple):
-    """A folder of code: the files to send, by their place, and how much that is."""
+    """A folder of code: the files to send, by their place, and how many bytes each has."""
 
     files: dict[str, Path]
-    num_bytes: int
+    sizes: dict[str, int]
 
 
 def find_code(folder: Path) -> Bundle:
@@ -35,9 +36,10 @@ def find_code(folder: Path) -> Bundle:
     A link to another folder in it is followed; one that leads out may be to any amount of data.
     """
     files: dict[str, Path] = {}
-    total, whole = 0, folder.resolve()
+    sizes: dict[str, int] = {}
+    whole = folder.resolve()
     for parent, folders, names in os.walk(folder, followlinks=True):
-        if parent != str(folder) and _MARKS & {*names, *folders}:
+        if parent != str(folder) and any(mark <= {*names, *folders} for mark in _MARKS):
             folders.clear()
             continue
         here = whole / Path(parent).relative_to(folder)
@@ -47,11 +49,14 @@ def find_code(folder: Path) -> Bundle:
         ]  # fmt: skip
         for name in names:
             path = Path(parent) / name
-            if name.startswith(".") or name.endswith(".pyc") or not path.is_file():
+            if name.startswith(".") or name.endswith(".pyc"):
                 continue
-            files[path.relative_to(folder).as_posix()] = path
-            total += path.stat().st_size
-    return Bundle(files, total)
+            with suppress(OSError):  # removed meanwhile, or a link to nothing
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    place = path.relative_to(folder).as_posix()
+                    files[place], sizes[place] = path, about.st_size
+    return Bundle(files, sizes)
 
 
 def _is_walked(path: Path, whole: Path) -> bool:
@@ -69,7 +74,7 @@ def _is_walked(path: Path, whole: Path) -> bool:
 def pack_code(roots: Sequence[Path], limit_bytes: int = LIMIT_BYTES) -> bytes:
     """A tar file of the code in these folders, the same for the same code.
 
-    Raises SetupError where it is more than ``limit_bytes``.
+    Raises SetupError where it is more than ``limit_bytes``, or a file of it cannot be read.
     """
     bundles = [find_code(root) for root in roots]
     _check_size(bundles, roots, limit_bytes)
@@ -81,20 +86,26 @@ def pack_code(roots: Sequence[Path], limit_bytes: int = LIMIT_BYTES) -> bytes:
             tar.addfile(folder)
             for place, path in sorted(bundle.files.items()):
                 about = tarfile.TarInfo(f"{number}/{place}")  # without its time
-                with suppress(FileNotFoundError):  # removed meanwhile
+                try:
                     data = path.read_bytes()
                     about.size, about.mode = len(data), stat.S_IMODE(path.stat().st_mode) & 0o755
-                    tar.addfile(about, io.BytesIO(data))
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                except OSError as error:
+                    raise SetupError(
+                        f"Cannot read {path}, which is sent to the hosts with the code: "
+                        f"{error.strerror}.",
+                        hint="make it readable, or keep it outside of the folder of the code.",
+                    ) from None
+                tar.addfile(about, io.BytesIO(data))
     return whole.getvalue()
 
 
 def _check_size(bundles: Sequence[Bundle], roots: Sequence[Path], limit_bytes: int) -> None:
-    total = sum(bundle.num_bytes for bundle in bundles)
+    total = sum(size for bundle in bundles for size in bundle.sizes.values())
     if total <= limit_bytes:
         return
-    size, largest = max(
-        (path.stat().st_size, place) for one in bundles for place, path in one.files.items()
-    )
+    size, largest = max((size, place) for one in bundles for place, size in one.sizes.items())
     raise SetupError(
         f"The code in {' and '.join(map(str, roots))} is too large to be sent to the hosts that "
         f"run it: {total >> 20} MiB, of which {largest} has {size >> 20}. At most "

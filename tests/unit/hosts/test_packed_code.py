@@ -16,11 +16,22 @@ from muster.hosts.code import find_code, pack_code, unpack_code
 def test_code_is_what_a_person_has_written(tmp_path: Path) -> None:
     for name in ("train.py", "package/inner.py", "conf/a.json", ".git/objects/x", ".env",
                  "package/__pycache__/inner.pyc", "venv/pyvenv.cfg", "venv/lib/torch.py",
-                 "runs/one/run.json", "runs/one/logs/worker-0.log"):  # fmt: skip
+                 "runs/one/run.json", "runs/one/run.lock", "runs/one/logs/worker-0.log",
+                 "package/presets/run.json"):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    assert sorted(find_code(tmp_path).files) == ["conf/a.json", "package/inner.py", "train.py"]
+    assert sorted(find_code(tmp_path).files) == [
+        "conf/a.json", "package/inner.py", "package/presets/run.json", "train.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Also by root, who may read all: this one gives an error in place of its contents."""
+    (tmp_path / "train.py").symlink_to("/proc/self/mem")
+    with pytest.raises(SetupError, match=r"Cannot read .*train\.py"):
+        pack_code([tmp_path])
 
 
 def test_links_to_folders_of_the_code_are_followed_and_none_forever(tmp_path: Path) -> None:
