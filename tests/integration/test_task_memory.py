@@ -108,7 +108,9 @@ def test_a_program_and_a_retry_that_allows_more(place: Path, muster_main: Main) 
 
 
 def test_a_start_above_the_limit_names_it(place: Path, muster_main: Main) -> None:
-    (place / "t.py").write_text(f"held = bytearray(300 << 20)\n{SOURCE}")
+    # It is looked at now and then, so that a start goes on until it has been.
+    begin = "import time\nheld = bytearray(300 << 20)\ntime.sleep(60)\n"
+    (place / "t.py").write_text(f"{begin}{SOURCE}")
     done = muster_main("sweep", *FLAGS, "--memory", "200M", "t.py:takes", "--grid", "x=1")
     assert done.returncode == 3
     assert "with a higher --memory" in done.stderr
