@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import goal, machine, summary, table, write_json
-from muster.api.plan import known_model, plan_training
+from muster.api.look.plan import known_model, plan_training
 from muster.base.settings import Settings
 from muster.plan.prices import DEFAULT_PRICES, parse_prices
 from muster.plan.published import PUBLISHED, Published, of_kind, reach

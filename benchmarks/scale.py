@@ -40,7 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import goal, machine, table, write_json
-from muster.api.housekeeping import write_status
+from muster.api.sweeps.housekeeping import write_status
 from muster.base.clock import Rhythm, SystemClock
 from muster.base.journal import Journal
 from muster.farm import wire

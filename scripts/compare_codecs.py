@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from muster.api.options import GangOptions
+from muster.api.start.options import GangOptions
 from muster.base.codec import MalformedError, as_read_back, decode, to_json
 from muster.farm import wire
 from muster.farm.task import Finished, Outcome

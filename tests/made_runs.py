@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.hostile_texts import HOSTILE
 from tests.tracked import gang_folder
 
-from muster.api.options import SweepOptions
+from muster.api.start.options import SweepOptions
 from muster.farm import canonical, metrics
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task

@@ -21,10 +21,13 @@ def test_the_picture_shows_the_packages_and_their_imports(
         import draw_architecture
     finally:
         sys.modules.pop("draw_architecture", None)
-    drawn = re.findall("<desc>(.*?)</desc>", draw_architecture.PICTURE.read_text(), re.DOTALL)
     again = "The packages have changed. Run: python scripts/draw_architecture.py"
-    assert html.unescape(drawn[0]) == draw_architecture.described(), again
-    assert set(draw_architecture.PURPOSES) >= set(draw_architecture.packages()), again
+    assert len(draw_architecture.PICTURES) == 2
+    for file, of in draw_architecture.PICTURES.items():
+        drawn = re.findall("<desc>(.*?)</desc>", file.read_text(), re.DOTALL)
+        assert html.unescape(drawn[0]) == draw_architecture.described(of), again
+        assert set(draw_architecture.PURPOSES[of]) == set(draw_architecture.boxes(of)), again
+        assert f"]({file.name})" in PAGE.read_text()
 
 
 def test_the_page_names_what_is_there() -> None:

@@ -40,10 +40,10 @@ GROUPS = {
     "job": "muster.cli.commands.resume._JobFlags", "start": "muster.cli.commands.start._Start",
 }  # fmt: skip
 #: A protocol, and whose fields it asks for.
-PROTOCOLS = {"muster.api.placing.DeviceChoice": "muster.api.options.DeviceOptions"}
+PROTOCOLS = {"muster.api.start.placing.DeviceChoice": "muster.api.start.options.DeviceOptions"}
 #: Owner and field → a module and the words in it that use the field.
 PROOFS: dict[tuple[str, str], tuple[str, str]] = {
-    ("muster.api.options.GangOptions", "executor"): (
+    ("muster.api.start.options.GangOptions", "executor"): (
         "muster.cli.gang", 'options.get("executor", "local")',
     ),
     ("muster.cli.commands.sweep.TargetPlace", "target"): (
@@ -358,6 +358,6 @@ def test_a_shown_flag_is_read(page: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_field_that_nobody_reads_would_be_seen() -> None:
-    assert is_read("muster.api.options.SweepOptions", "retries")
-    assert not is_read("muster.api.options.SweepOptions", "retires")
+    assert is_read("muster.api.start.options.SweepOptions", "retries")
+    assert not is_read("muster.api.start.options.SweepOptions", "retires")
     assert not is_read("muster.train.config.TrainConfig", "retries"), "it is another class's"

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 
 from muster import MusterError, Run, UsageError
-from muster.api.workload import plan_id_of
+from muster.api.sweeps.workload import plan_id_of
 from muster.farm.task import TaskState
 
 Main = Callable[..., subprocess.CompletedProcess[str]]

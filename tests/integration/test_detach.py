@@ -328,8 +328,8 @@ def test_ranks_that_are_about_to_begin_again_are_waited_for(place: Place) -> Non
 def test_who_is_in_slurms_hands_is_not_over_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from muster.api.experiments.watching import is_at_work
     from muster.api.runs import Run
-    from muster.api.watching import is_at_work
     from muster.slurm.commands import write_job
 
     folder = RunFolder(tmp_path / "run")
@@ -387,8 +387,8 @@ def test_the_exit_code_of_several(tmp_path: Path, muster_main: MusterMain) -> No
 
 def made_run(folder: RunFolder, code: int) -> None:
     """A program's run that has ended with this code."""
-    from muster.api.gang_work import GangWork, Script
-    from muster.api.options import GangOptions
+    from muster.api.gangs.work import GangWork, Script
+    from muster.api.start.options import GangOptions
     from muster.run.session import open_run
 
     work = GangWork(folder=folder, program=Script(path="p.py"))

@@ -26,8 +26,8 @@ from tests.json_schemas import check_printed, schemas
 from tests.programs import slow_task
 
 import muster
-from muster.api.gang_work import GangWork, Script
-from muster.api.options import GangOptions
+from muster.api.gangs.work import GangWork, Script
+from muster.api.start.options import GangOptions
 from muster.cli import help_page
 from muster.cli.main import COMMANDS, main
 from muster.cli.options import Option

@@ -21,7 +21,7 @@ from tests.conftest import MusterCli
 from tests.json_schemas import check_printed
 from tests.slurm_cluster import SlurmCluster
 
-from muster.api.experiment import run_in
+from muster.api.experiments.experiment import run_in
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import hold

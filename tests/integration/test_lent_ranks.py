@@ -13,7 +13,7 @@ import pytest
 from tests.processes import Commands
 from tests.programs import read_program
 
-from muster.api.train import _refusal_to_begin
+from muster.api.gangs.train import _refusal_to_begin
 from muster.gang.launch import GangEnding
 
 Main = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from tests.programs import read_program
 
-from muster.api import limits
-from muster.api.limits import (
+from muster.api.experiments.watching import _limit
+from muster.api.start import limits
+from muster.api.start.limits import (
     Idle,
     LimitOptions,
     LimitReached,
@@ -23,7 +24,6 @@ from muster.api.limits import (
     refuse_to_begin,
     when_is,
 )
-from muster.api.watching import _limit
 from muster.base.errors import UsageError
 from muster.base.signals import Requests, listening
 from muster.monitor.files import csv_header, to_csv

@@ -493,9 +493,9 @@ def fail():
 CALL = """
 import sys
 from pathlib import Path
-from muster.api.gang_work import Entry, GangAudience, GangWork
-from muster.api.gangs import run_gang
-from muster.api.options import GangOptions
+from muster.api.gangs.work import Entry, GangAudience, GangWork
+from muster.api.gangs.gang import run_gang
+from muster.api.start.options import GangOptions
 from muster.run.folder import RunFolder
 name, params, start = eval(sys.argv[1])
 audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print, warn=print)

@@ -9,13 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.api.earlier_work import move_aside
-from muster.api.gang_work import GangAudience
-from muster.api.gangs import GangPlan
-from muster.api.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
-from muster.api.trackers.guard import tracking
-from muster.api.trackers.tracker import check_installed
-from muster.api.train import (
+from muster.api.gangs.gang import GangPlan
+from muster.api.gangs.train import (
     ENTRIES,
     Trained,
     TrainJob,
@@ -25,6 +20,11 @@ from muster.api.train import (
     run_training,
     tell_task,
 )
+from muster.api.gangs.work import GangAudience
+from muster.api.start.earlier_work import move_aside
+from muster.api.start.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
+from muster.api.trackers.guard import tracking
+from muster.api.trackers.tracker import check_installed
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
 from muster.base.metric_log import in_task
 from muster.base.target import ref_of, refuse_while_imported

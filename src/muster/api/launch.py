@@ -12,11 +12,12 @@ from typing import Any
 
 import orjson
 
-from muster.api.earlier_work import move_aside
-from muster.api.housekeeping import Housekeeping
-from muster.api.lending import Lending
-from muster.api.options import SweepOptions, options_of_call
-from muster.api.placing import (
+from muster.api.recipe import Recipe
+from muster.api.runs import Run
+from muster.api.start.earlier_work import move_aside
+from muster.api.start.lending import Lending
+from muster.api.start.options import SweepOptions, options_of_call
+from muster.api.start.placing import (
     as_wanted,
     gpus_per_worker,
     hosts_kept_open,
@@ -26,19 +27,18 @@ from muster.api.placing import (
     take_devices,
     would_take,
 )
-from muster.api.plans import (
+from muster.api.start.services import Services, check_services, run_services, told_in_queue
+from muster.api.sweeps.housekeeping import Housekeeping
+from muster.api.sweeps.plans import (
     check_same_plan,
     choose_folder,
     is_done,
     refuse_past_limits,
     renewal,
 )
-from muster.api.recipe import Recipe
-from muster.api.rehearsal import Rehearsal
-from muster.api.runs import Run
-from muster.api.search_options import SearchOptions
-from muster.api.services import Services, check_services, run_services, told_in_queue
-from muster.api.workload import (
+from muster.api.sweeps.rehearsal import Rehearsal
+from muster.api.sweeps.search_options import SearchOptions
+from muster.api.sweeps.workload import (
     Workload,
     check_executor_for,
     in_folder,
@@ -356,7 +356,7 @@ def sweep(
         priority_column=priority_column,
     )  # fmt: skip
     if search.is_search:
-        from muster.api.search import search_of_command, search_of_function
+        from muster.api.sweeps.search import search_of_command, search_of_function
 
         if grid or zipped or rows is not None or config is not None:
             raise UsageError(

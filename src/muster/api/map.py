@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.limits import refuse_to_begin
-from muster.api.map_growing import CopyingAhead, Growing
-from muster.api.map_job import MapJob, Mapped, open_source, workload_of
-from muster.api.map_progress import ProgressCurve, RecordCount
-from muster.api.map_publish import (
+from muster.api.maps.growing import CopyingAhead, Growing
+from muster.api.maps.job import MapJob, Mapped, open_source, workload_of
+from muster.api.maps.progress import ProgressCurve, RecordCount
+from muster.api.maps.publish import (
     Published,
     Tally,
     check_balance,
@@ -29,9 +27,11 @@ from muster.api.map_publish import (
     tally,
 )
 from muster.api.notebook import watched
-from muster.api.options import MapSettings, SweepOptions, options_of_call
-from muster.api.placing import hand_on, would_take
-from muster.api.plans import check_same_plan
+from muster.api.start.earlier_work import move_aside
+from muster.api.start.limits import refuse_to_begin
+from muster.api.start.options import MapSettings, SweepOptions, options_of_call
+from muster.api.start.placing import hand_on, would_take
+from muster.api.sweeps.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.settings import read_settings

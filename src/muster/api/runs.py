@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from muster.api.metrics import Series
+    from muster.api.trackers.metrics import Series
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Run:
         """What the run has logged over time, of one task (its number or the start of its key) or
         of all: one item per task and metric.
         """
-        from muster.api.metrics import series_of_ranks, series_of_tasks
+        from muster.api.trackers.metrics import series_of_ranks, series_of_tasks
 
         if self.stored.is_gang and task is None:
             return series_of_ranks(self.folder)
@@ -214,7 +214,7 @@ class Run:
         Columns: task, attempt, name, step, time (seconds since 1970), value. ``task``: only this
         one, its number or the start of its key; ``name``: only this metric.
         """
-        from muster.api.metrics import only, table_of
+        from muster.api.trackers.metrics import only, table_of
 
         return table_of(only(self.series(task), name))
 
@@ -330,8 +330,8 @@ class Run:
         PlanMismatchError where its code has changed, and SetupError where the process that works on
         the run does not answer.
         """
-        from muster.api.adding import add_tasks, check_may_grow
-        from muster.api.plans import workload_over
+        from muster.api.sweeps.adding import add_tasks, check_may_grow
+        from muster.api.sweeps.plans import workload_over
 
         check_may_grow(self)
         space = Space.from_values(

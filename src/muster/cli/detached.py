@@ -239,7 +239,7 @@ def _begin(channel: int, folder: RunFolder, *, before: Path | None = None) -> No
     the time in the queue."""
     session.on_begin.clear()
     waiting.on_wait.clear()
-    from muster.api.experiment import ExperimentFolder
+    from muster.api.experiments.experiment import ExperimentFolder
 
     whole = RunFolder(folder.whole)
     log = whole.command_log

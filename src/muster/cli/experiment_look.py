@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from muster.api.experiment import (
+from muster.api.experiments.experiment import (
     ExperimentFolder,
     experiments_in,
     find_experiment,

@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from muster.api.experiment_file import ExperimentKeys, OrderKeys, PhaseKeys
+from muster.api.experiments.file import ExperimentKeys, OrderKeys, PhaseKeys
 from muster.cli import values
 from muster.cli.flags import ONE_TIME
 from muster.cli.help_page import field_texts, is_own, own_text

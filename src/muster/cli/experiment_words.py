@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.api.experiment_file import (
+from muster.api.experiments.file import (
     ExperimentKeys,
     OrderKeys,
     Phase,

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.api.options import SweepOptions
+from muster.api.start.options import SweepOptions
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli.output import ShownLevel

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from muster.api.gang_work import GangAudience, GangEnding
-from muster.api.gangs import GangPlan
-from muster.api.limits import LimitOptions
-from muster.api.options import GangOptions
+from muster.api.gangs.gang import GangPlan
+from muster.api.gangs.work import GangAudience, GangEnding
+from muster.api.start.limits import LimitOptions
+from muster.api.start.options import GangOptions
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, UsageError
 from muster.base.flags import Flag
@@ -31,8 +31,8 @@ from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
-    from muster.api.gang_hosts import HostsPlan
-    from muster.api.slurm_gang import SlurmGang
+    from muster.api.gangs.hosts import HostsPlan
+    from muster.api.slurm.gang import SlurmGang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def _last_line(path: Path, ending: GangEnding, seconds: float) -> str:
 
 def run_on_slurm(gang: SlurmGang, flags: Any) -> int:
     """Submit, follow, sum up; returns the exit code. ``flags``: all that was said."""
-    from muster.api.slurm_gang import follow, hand_in
+    from muster.api.slurm.gang import follow, hand_in
 
     folder = gang.folder
     is_silent = flags.shown.level in ("nothing", "warning")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from muster.api.options import MapSettings, SweepOptions
 from muster.api.recipe import MapRecipe
+from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
@@ -21,7 +21,7 @@ from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 
 if TYPE_CHECKING:
-    from muster.api.map_job import MapJob
+    from muster.api.maps.job import MapJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def read_map(parsed: Parsed) -> MapCommand:
 def _job(
     name: str, specs: tuple[Any, ...], parsed: Parsed, *, recipe: Any = None, config: Any = None
 ) -> MapJob:
-    from muster.api.map_job import MapJob
+    from muster.api.maps.job import MapJob
     from muster.pipeline.sinks.formats import spec_of
 
     places, options = parsed.places, parsed.input

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.api.placing import device_request
-from muster.api.run import check_there
+from muster.api.gangs.program import check_there
+from muster.api.start.placing import device_request
 from muster.base.errors import MusterError, UsageError
 from muster.base.flags import Flag, kind_of_word
 from muster.base.target import parse_target

@@ -19,7 +19,7 @@ from muster.farm.view import counts_text, left_text, rate_text
 from muster.plan.units import Figure, Seconds, weakest
 
 if TYPE_CHECKING:  # a sweep's picture is drawn without what plans are made with
-    from muster.api.plan import MemoryPlan, SweepPlan, TrainingPlan
+    from muster.api.look.plan import MemoryPlan, SweepPlan, TrainingPlan
     from muster.farm.view import RunView, WorkerLine
     from muster.plan.compare import Comparison, Line
     from muster.plan.scaling import Prediction

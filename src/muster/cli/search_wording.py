@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from muster.api.search_state import SearchState
+from muster.api.sweeps.search_state import SearchState
 from muster.base.clock import human_duration
 from muster.base.shown_text import count
 from muster.search.distributions import shown_value

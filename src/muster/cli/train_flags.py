@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
-from muster.api.options import GangOptions
+from muster.api.gangs.train import TrainJob, job_of_recipe, job_of_target
 from muster.api.recipe import AgentRecipe, TrainRecipe
-from muster.api.train import TrainJob, job_of_recipe, job_of_target
+from muster.api.start.options import GangOptions
 from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.cli.gang import gang_groups, gang_options

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 import pytest
 
-from muster.api.earlier_work import check_code
-from muster.api.options import GangOptions, SweepOptions
+from muster.api.start.earlier_work import check_code
+from muster.api.start.options import GangOptions, SweepOptions
 from muster.base.errors import EXIT_USAGE, PlanMismatchError
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import TaskState

@@ -8,9 +8,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.gang_work import GangWork, Script
-from muster.api.options import GangOptions
-from muster.api.run import code_of_script
+from muster.api.gangs.program import code_of_script
+from muster.api.gangs.work import GangWork, Script
+from muster.api.start.options import GangOptions
 from muster.run.folder import RunFolder
 from muster.run.session import open_run
 

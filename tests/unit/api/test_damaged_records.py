@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.api.array import array_progress
-from muster.api.map_publish import check_output, read_published, with_columns
-from muster.api.ranks import rank_failures
+from muster.api.gangs.train import _Refused
+from muster.api.look.ranks import rank_failures
+from muster.api.look.why import why
+from muster.api.maps.publish import check_output, read_published, with_columns
 from muster.api.report.about import time_facts
 from muster.api.runs import Run
-from muster.api.train import _Refused
-from muster.api.why import why
+from muster.api.slurm.array import array_progress
 from muster.base.errors import MusterError
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.hostile_texts import unescape_surrogates
 
 import muster
-from muster.api.metrics import write_points
+from muster.api.trackers.metrics import write_points
 from muster.base.errors import UsageError
 from muster.farm.canonical import decode, escape_surrogates
 from muster.farm.rows import widen, widen_by_all

@@ -8,7 +8,7 @@ from enum import Enum
 
 import pytest
 
-from muster.api.train import job_of_target
+from muster.api.gangs.train import job_of_target
 from muster.base.errors import TargetError
 from muster.cli.options import Part
 from muster.cli.parse import parse_groups

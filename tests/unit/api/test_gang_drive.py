@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from muster.api.gang_hosts import HostRanks, _Drive
-from muster.api.gang_work import GangAudience, GangEnding, GangWork
-from muster.api.host_code import Code
-from muster.api.host_parts import Outcome
-from muster.api.options import GangOptions
+from muster.api.gangs.host_code import Code
+from muster.api.gangs.host_parts import Outcome
+from muster.api.gangs.hosts import HostRanks, _Drive
+from muster.api.gangs.work import GangAudience, GangEnding, GangWork
+from muster.api.start.options import GangOptions
 from muster.gang.spec import Entry, Script
 from muster.hosts.names import parse_hosts
 from muster.run.folder import RunFolder

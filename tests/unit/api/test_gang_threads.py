@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.gang_work import GangWork
-from muster.api.gangs import plan_gang
-from muster.api.options import GangOptions
+from muster.api.gangs.gang import plan_gang
+from muster.api.gangs.work import GangWork
+from muster.api.start.options import GangOptions
 from muster.gang.spec import Script
 from muster.run.folder import RunFolder
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from muster.api import host_parts
-from muster.api.gang_work import GangAudience
-from muster.api.host_code import Code
-from muster.api.host_parts import News, Outcome, Part, Watch
+from muster.api.gangs import host_parts
+from muster.api.gangs.host_code import Code
+from muster.api.gangs.host_parts import News, Outcome, Part, Watch
+from muster.api.gangs.work import GangAudience
 from muster.base.errors import EXIT_REQUEUE
 from muster.base.signals import Requests
 from muster.hosts.connection import Connection

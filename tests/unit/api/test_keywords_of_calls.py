@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.options import (
+from muster.api.start.options import (
     DeviceOptions,
     KeptOptions,
     MapSettings,

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.devices import change_devices
-from muster.api.lending import Lending
-from muster.api.options import SweepOptions
-from muster.api.placing import (
+from muster.api.runs import Run
+from muster.api.start.lending import Lending
+from muster.api.start.options import SweepOptions
+from muster.api.start.placing import (
     as_wanted,
     forget_wanted,
     hand_on,
@@ -27,7 +27,7 @@ from muster.api.placing import (
     slots_of,
     take_devices,
 )
-from muster.api.runs import Run
+from muster.api.sweeps.devices import change_devices
 from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import to_json

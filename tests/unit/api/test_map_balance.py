@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.map_publish import check_balance
+from muster.api.maps.publish import check_balance
 from muster.base.errors import EXIT_SETUP, SetupError
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.map_job import _name_as_before
+from muster.api.maps.job import _name_as_before
 from muster.run.folder import RunFolder
 
 STAGE = "def same(record):\n    return record\n"

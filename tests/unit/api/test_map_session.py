@@ -10,8 +10,8 @@ import pytest
 import muster
 from muster.api.launch import Audience
 from muster.api.map import run_map
-from muster.api.map_job import MapJob
-from muster.api.options import MapSettings, SweepOptions
+from muster.api.maps.job import MapJob
+from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.journal import read_journal
 from muster.pipeline.sinks.formats import spec_of
 from muster.pipeline.stages import spec_of_object

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import muster
-from muster.api.metrics import RankLog, Series, series_of_ranks, summary_of, table_of
 from muster.api.report.sweep import curves_to_show
+from muster.api.trackers.metrics import RankLog, Series, series_of_ranks, summary_of, table_of
 from muster.base.errors import UsageError
 from muster.base.metric_log import mark_start
 from muster.cli.main import main

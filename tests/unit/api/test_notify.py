@@ -20,9 +20,9 @@ import psutil
 import pytest
 from tests.unit.api.test_lending import on_machine
 
-from muster.api import notify, services
-from muster.api.notify import read_place
-from muster.api.services import notifying
+from muster.api.start import notify, services
+from muster.api.start.notify import read_place
+from muster.api.start.services import notifying
 from muster.base.errors import UsageError
 from muster.devices.leases import Lease, acquire
 from muster.run.folder import RunFolder

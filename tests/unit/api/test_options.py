@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.options import SweepOptions, as_trackers, options_of_call
+from muster.api.start.options import SweepOptions, as_trackers, options_of_call
 from muster.base.errors import UsageError
 from muster.base.flags import parse_duration
 from muster.cli.flags import SpaceFlags

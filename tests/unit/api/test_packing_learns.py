@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.farm.test_decide import Rig, gpus, tasks
 
-from muster.api.housekeeping import PerGpuAuto
-from muster.api.options import SweepOptions
-from muster.api.placing import slots_of, would_take
+from muster.api.start.options import SweepOptions
+from muster.api.start.placing import slots_of, would_take
+from muster.api.sweeps.housekeeping import PerGpuAuto
 from muster.base.settings import Settings
 from muster.devices.inventory import Device, Inventory, to_json
 from muster.farm.decisions import Decisions

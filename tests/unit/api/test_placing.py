@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import MusterCli
 from tests.unit.api.test_lending import on_machine
 
-from muster.api.options import SweepOptions
-from muster.api.placing import would_take
+from muster.api.start.options import SweepOptions
+from muster.api.start.placing import would_take
 from muster.base.errors import UsageError
 from muster.base.settings import read_settings
 from muster.devices.leases import Lease, acquire

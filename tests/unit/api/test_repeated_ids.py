@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import muster
-from muster.api.map_publish import are_apart
+from muster.api.maps.publish import are_apart
 from muster.farm.canonical import decode, encode
 from muster.pipeline.sinks.formats import read_output, spec_of
 from muster.pipeline.writing import RisingIds

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.options import GangOptions
 from muster.api.runs import Run
+from muster.api.start.options import GangOptions
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.journal import read_journal
 from muster.run.folder import RunFolder

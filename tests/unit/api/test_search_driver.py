@@ -14,9 +14,9 @@ import pytest
 from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import record
 
-from muster.api.placing import gpus_per_worker
-from muster.api.search_driver import SearchDriver, Setting
-from muster.api.search_state import _chosen, from_row, to_row
+from muster.api.start.placing import gpus_per_worker
+from muster.api.sweeps.search_driver import SearchDriver, Setting
+from muster.api.sweeps.search_state import _chosen, from_row, to_row
 from muster.farm import canonical, metrics
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.search import (
+from muster.api.sweeps.search import (
     _check_conditions,
     _conversions,
     _example,
     search_of_command,
 )
-from muster.api.search_options import SearchOptions
-from muster.api.search_state import SearchState, again
-from muster.api.workload import as_texts
+from muster.api.sweeps.search_options import SearchOptions
+from muster.api.sweeps.search_state import SearchState, again
+from muster.api.sweeps.workload import as_texts
 from muster.base.errors import UsageError
 from muster.farm import space as farm_space
 from muster.farm.canonical import encode_canonical

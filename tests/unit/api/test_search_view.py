@@ -14,8 +14,8 @@ import pytest
 from tests.simulated_search import simulate
 
 from muster.api.report.search import _commands
-from muster.api.search_state import SearchState, state_of, to_row
-from muster.api.search_view import (
+from muster.api.sweeps.search_state import SearchState, state_of, to_row
+from muster.api.sweeps.search_view import (
     _comparable,
     budget,
     history,

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import MusterCli
 
-from muster.api.array import make_ready, part_of, plan_array, send
-from muster.api.earlier_work import move_aside
-from muster.api.options import SweepOptions
-from muster.api.plans import renewal
-from muster.api.workload import Workload, of_command, of_target_text
+from muster.api.slurm.array import make_ready, part_of, plan_array, send
+from muster.api.start.earlier_work import move_aside
+from muster.api.start.options import SweepOptions
+from muster.api.sweeps.plans import renewal
+from muster.api.sweeps.workload import Workload, of_command, of_target_text
 from muster.base.code import code_id
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import read_settings

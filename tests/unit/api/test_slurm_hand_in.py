@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.conftest import MusterCli
 
-from muster.api.earlier_work import move_aside
-from muster.api.gang_work import Entry, GangWork, Script
-from muster.api.options import GangOptions
-from muster.api.slurm_gang import NodeStart, SlurmGang, SlurmJob, hand_in, options_on_node
+from muster.api.gangs.work import Entry, GangWork, Script
+from muster.api.slurm.gang import NodeStart, SlurmGang, SlurmJob, hand_in, options_on_node
+from muster.api.start.earlier_work import move_aside
+from muster.api.start.options import GangOptions
 from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.run.folder import RunFolder

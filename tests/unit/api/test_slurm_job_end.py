@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.slurm_gang import SlurmJob, follow
+from muster.api.slurm.gang import SlurmJob, follow
 from muster.run.folder import RunFolder
 
 

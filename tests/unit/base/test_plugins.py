@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.options import as_trackers
+from muster.api.start.options import as_trackers
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import TargetError, UnknownNameError
 from muster.base.modules import all_plugins, load_plugin, plugins, version_of

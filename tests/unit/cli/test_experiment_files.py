@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.conftest import MusterCli
 from tests.examples import examples
 
-from muster.api.experiment import ExperimentFolder
-from muster.api.experiment_file import read_experiment
-from muster.api.experiment_text import places_in_toml, read_tree
+from muster.api.experiments.experiment import ExperimentFolder
+from muster.api.experiments.file import read_experiment
+from muster.api.experiments.text import places_in_toml, read_tree
 from muster.base.errors import UsageError
 from muster.cli.commands.start import line_in
 from muster.cli.experiment_schema import experiment_schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.options import GangOptions
+from muster.api.start.options import GangOptions
 from muster.base.errors import UsageError
 from muster.cli.gang import gang_groups, gang_options
 from muster.cli.parse import parse_groups

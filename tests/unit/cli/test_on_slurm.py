@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 
-from muster.api.array import Array
-from muster.api.slurm_gang import SlurmGang
+from muster.api.slurm.array import Array
+from muster.api.slurm.gang import SlurmGang
 from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm import FileFlags, element_of
 from muster.cli.main import read_command

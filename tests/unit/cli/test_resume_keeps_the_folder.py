@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import MusterCli
 
 import muster
-from muster.api.options import SweepOptions
+from muster.api.start.options import SweepOptions
 from muster.cli.commands.resume import _merged, _options
 from muster.cli.commands.sweep import flags_of_sweep
 from muster.cli.flags import sweep_options

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from tests.unit.devices.test_queue_notes import written
 
-from muster.api.options import GangOptions, SweepOptions
+from muster.api.start.options import GangOptions, SweepOptions
 from muster.base.errors import PlacementError, SetupError, UsageError
 from muster.base.settings import Settings
 from muster.base.signals import Interrupted, listening

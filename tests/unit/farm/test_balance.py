@@ -7,7 +7,7 @@ import itertools
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from muster.api.map_publish import ChunkCounts, imbalance_of_rows
+from muster.api.maps.publish import ChunkCounts, imbalance_of_rows
 from muster.farm.plan import imbalance_of_tasks
 from muster.farm.task import TaskState
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.options import GangOptions
+from muster.api.start.options import GangOptions
 from muster.base.errors import UsageError
 from muster.base.journal import Tail, last_lines
 from muster.cli.commands import run

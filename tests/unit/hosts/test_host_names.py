@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.options import SweepOptions
+from muster.api.start.options import SweepOptions
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import plan_nodes

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.plan import TrainingPlan, known_model, plan_training
+from muster.api.look.plan import TrainingPlan, known_model, plan_training
 from muster.base.errors import UsageError
 from muster.base.settings import Settings
 from muster.plan.memory import Need, footprint

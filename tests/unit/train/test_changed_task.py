@@ -14,8 +14,8 @@ from tests.programs import read_program
 
 import muster
 from muster.api.fit import train_here
-from muster.api.options import GangOptions
-from muster.api.train import check_job, job_of_target, plan_training
+from muster.api.gangs.train import check_job, job_of_target, plan_training
+from muster.api.start.options import GangOptions
 from muster.base.code import code_of
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.target import parse_target

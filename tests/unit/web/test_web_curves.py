@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.made_runs import made_sweep
 
-from muster.api.metrics import RankLog
+from muster.api.trackers.metrics import RankLog
 from muster.base.errors import UsageError
 from muster.web.content import curves
 from muster.web.content.curves import between, decimate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.api.options import SweepOptions
+from muster.api.start.options import SweepOptions
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.connect import remove
 from muster.farm.ledger.read import LedgerReader

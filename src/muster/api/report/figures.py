@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from muster import plotting
-from muster.api.metrics import Series
 from muster.api.report.content import Block, Text, as_given
 from muster.api.report.groups import Group, Groups, as_number
+from muster.api.trackers.metrics import Series
 from muster.plotting import safe, ticks
 
 _MOST_METRICS = 6

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.api.map_publish import Tally, read_published, tally
+from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.recipe import MapRecipe
 from muster.api.report.about import Effort, failure_blocks, record_failures
 from muster.api.report.content import Block, Mood, Table, Text, facts_of

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.api.metrics import Series
 from muster.api.report.content import Block, Facts, Listing, Picture, Table, Text, table_of
 from muster.api.report.figures import drawn
 from muster.api.runs import Run
-from muster.api.search_state import SearchState, again
-from muster.api.search_view import importance, view
+from muster.api.sweeps.search_state import SearchState, again
+from muster.api.sweeps.search_view import importance, view
+from muster.api.trackers.metrics import Series
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import how_to_install
 from muster.base.shown_text import command_line, count, is_secret_name

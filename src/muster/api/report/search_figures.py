@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import plotting
-from muster.api.metrics import Series
+from muster.api.trackers.metrics import Series
 from muster.plotting import safe, ticks
 
 _WIDE, _HIGH = 3.8, 2.9

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.api.adding import shown_additions
-from muster.api.metrics import Series
 from muster.api.recipe import Recipe
 from muster.api.report.about import Effort, failure_blocks, farm_state
 from muster.api.report.content import (
@@ -29,7 +27,9 @@ from muster.api.report.figures import draw_curves, draw_groups, drawn, why_no_pi
 from muster.api.report.groups import SEED, Groups, best_first, grouped, shown_rows, whole_rows
 from muster.api.report.search import search_blocks, search_lead
 from muster.api.runs import Run
-from muster.api.search_state import SearchState, read_search
+from muster.api.sweeps.adding import shown_additions
+from muster.api.sweeps.search_state import SearchState, read_search
+from muster.api.trackers.metrics import Series
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
 from muster.base.shown_text import HIDDEN, count, is_secret_name

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from itertools import islice
 from typing import Any
 
-from muster.api.metrics import RankLines
 from muster.api.trackers.feed import Source
+from muster.api.trackers.metrics import RankLines
 from muster.api.trackers.tracker import Ended, Ending, Point, Tracked
 from muster.base.code import code_id
 from muster.base.codec import read_json

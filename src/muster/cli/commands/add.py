@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.adding import (
+from muster.api.runs import Run, find_run
+from muster.api.start.options import SweepOptions
+from muster.api.sweeps.adding import (
     Added,
     Beside,
     add_tasks,
     beside,
     check_may_grow,
 )
-from muster.api.options import SweepOptions
-from muster.api.plans import check_same_plan, go_to, workload_over
-from muster.api.runs import Run, find_run
-from muster.api.workload import Workload
+from muster.api.sweeps.plans import check_same_plan, go_to, workload_over
+from muster.api.sweeps.workload import Workload
 from muster.base.errors import SetupError, UsageError
 from muster.base.shown_text import count, shell_word
 from muster.cli import output

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from muster.api.experiment import ExperimentFolder
-from muster.api.runs import Run
-from muster.api.watching import (
+from muster.api.experiments.experiment import ExperimentFolder
+from muster.api.experiments.watching import (
     End,
     end_if_over,
     end_of,
@@ -28,6 +27,7 @@ from muster.api.watching import (
     what_it_waits_for,
     why_unknown,
 )
+from muster.api.runs import Run
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration

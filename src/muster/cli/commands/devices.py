@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
 
 
 def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
-    from muster.api.devices import change_devices
+    from muster.api.sweeps.devices import change_devices
 
     answer = change_devices(run, what, now=flags.now)
     if flags.json:
@@ -127,7 +127,7 @@ def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
 
 
 def _show_run(run: Run, *, as_json: bool) -> int:
-    from muster.api.placing import read_wanted
+    from muster.api.start.placing import read_wanted
 
     status, wanted = run.status(), read_wanted(run.folder)
     lines = status.live["workers"] if status.live else _ranks(run, is_running=status.is_running)

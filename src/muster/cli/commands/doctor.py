@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from muster.api.plan import MemoryPlan, known_model, known_task, plan_memory
+from muster.api.look.plan import MemoryPlan, known_model, known_task, plan_memory
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.flags import Flag

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from muster.api.options import SweepOptions
-from muster.api.placing import device_request
+from muster.api.start.options import SweepOptions
+from muster.api.start.placing import device_request
 from muster.base.errors import EXIT_INTERRUPTED, UsageError
 from muster.base.settings import read_settings
 from muster.cli import output, values

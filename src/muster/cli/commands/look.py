@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from muster.api.experiment import find_experiment
-from muster.api.ranks import rank_failures
+from muster.api.experiments.experiment import find_experiment
+from muster.api.look.ranks import rank_failures
+from muster.api.look.why import array_of, ended_job, job_of, word_of
 from muster.api.runs import Run, Status, find_run, find_runs
-from muster.api.search_state import read_search
-from muster.api.why import array_of, ended_job, job_of, word_of
+from muster.api.sweeps.search_state import read_search
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
@@ -25,7 +25,7 @@ from muster.farm.task import TaskState
 from muster.run.state import has_saved
 
 if TYPE_CHECKING:
-    from muster.api.array import ArrayProgress
+    from muster.api.slurm.array import ArrayProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _watch(name: str, *, as_json: bool) -> int:
     """The same again and again, in its place on a terminal, else where something has changed."""
     if as_json:
         raise UsageError("--watch and --json contradict each other.", hint="give one of them.")
-    from muster.api.watching import is_at_work, latest, open_watched, pause_s
+    from muster.api.experiments.watching import is_at_work, latest, open_watched, pause_s
 
     run = open_watched(name)
     with ExitStack() as stack:

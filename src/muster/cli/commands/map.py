@@ -43,7 +43,7 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
     from muster.api.launch import Audience
-    from muster.api.rehearsal import rehearse_map
+    from muster.api.sweeps.rehearsal import rehearse_map
 
     run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:
@@ -81,7 +81,7 @@ def _inform(parsed: MapCommand) -> int:
 
 
 def _show_plan(parsed: MapCommand, plan: Any) -> None:
-    from muster.api.placing import placement_lines
+    from muster.api.start.placing import placement_lines
 
     job, prepared = parsed.job, plan.prepared
     assert job is not None
@@ -195,7 +195,9 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
             f"muster errors {shell_word(mapped.path)}   the same command tries them again"
         )
     if mapped.is_interrupted:
-        from muster.api.experiment import resumed_as  # which knows what all kinds of run are
+        from muster.api.experiments.experiment import (
+            resumed_as,  # which knows what all kinds of run are
+        )
 
         again = f"muster resume {shell_word(resumed_as(mapped.path))}"
         output.say(f"Interrupted; everything finished is saved. Go on: {again}")

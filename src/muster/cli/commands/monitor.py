@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.api.monitor import Watched, WatchOptions, replay, watch
+from muster.api.look.monitor import Watched, WatchOptions, replay, watch
 from muster.base.clock import human_duration
 from muster.base.errors import UsageError
 from muster.base.flags import Flag

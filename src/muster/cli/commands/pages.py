@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from muster.api.experiment import find_experiment, run_in
+from muster.api.experiments.experiment import find_experiment, run_in
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import find_run
 from muster.base.codec import decode

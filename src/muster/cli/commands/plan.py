@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from muster.api.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
+from muster.api.look.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
 from muster.api.runs import Run, find_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag

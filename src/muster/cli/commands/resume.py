@@ -14,12 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from muster.api.array import read_array
-from muster.api.experiment import find_experiment
-from muster.api.options import SweepOptions
-from muster.api.plans import go_to, stored_options, stored_workload
+from muster.api.experiments.experiment import find_experiment
 from muster.api.runs import Run, find_first_stage, find_run
-from muster.api.slurm_gang import NodeStart
+from muster.api.slurm.array import read_array
+from muster.api.slurm.gang import NodeStart
+from muster.api.start.options import SweepOptions
+from muster.api.sweeps.plans import go_to, stored_options, stored_workload
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import shell_word
@@ -331,7 +331,7 @@ def _both(
 def _let_typed_devices_hold(path: Path, typed: Parsed) -> None:
     """They go before what `muster devices RUN` was asked for, also where the run was begun so."""
     if _DEVICES & typed.given("options").keys() and not typed.shown.dry_run:
-        from muster.api.placing import forget_wanted
+        from muster.api.start.placing import forget_wanted
 
         forget_wanted(RunFolder(path))
 

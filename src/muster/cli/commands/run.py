@@ -18,8 +18,8 @@ from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from muster.api.options import GangOptions
-    from muster.api.slurm_gang import NodeStart, SlurmGang
+    from muster.api.slurm.gang import NodeStart, SlurmGang
+    from muster.api.start.options import GangOptions
     from muster.cli.parse import Parsed
     from muster.gang.spec import Script
 
@@ -91,13 +91,13 @@ def _run(
     began: float,
     node: NodeStart | None = None,
 ) -> int:
-    from muster.api.run import code_of_script, plan_script, run_script
+    from muster.api.gangs.program import code_of_script, plan_script, run_script
     from muster.cli.gang import gang_audience, show_gang_plan, sum_up_gang
 
     script, options = read_run(parsed)
     shown = parsed.shown
     if node is not None:
-        from muster.api.slurm_gang import options_on_node
+        from muster.api.slurm.gang import options_on_node
 
         assert options.run_dir is not None
         folder, code = RunFolder(options.run_dir), code_of_script(script)
@@ -130,7 +130,7 @@ def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType
     """Our flags, which end at the first other word, and the program with its arguments. ``more``:
     groups of the command that this one is said to.
     """
-    from muster.api.options import GangOptions
+    from muster.api.start.options import GangOptions
     from muster.cli.gang import gang_groups
     from muster.cli.options import Part
     from muster.cli.parse import parse_groups
@@ -165,9 +165,9 @@ def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
 def _on_nodes(
     parsed: Parsed, script: Script, options: GangOptions, typed: Sequence[str]
 ) -> SlurmGang:
-    from muster.api.gang_work import GangWork
-    from muster.api.run import check_script, check_there, code_of_script
-    from muster.api.slurm_gang import SlurmGang
+    from muster.api.gangs.program import check_script, check_there, code_of_script
+    from muster.api.gangs.work import GangWork
+    from muster.api.slurm.gang import SlurmGang
     from muster.cli.flags import job_digest
 
     assert options.slurm is not None
@@ -188,7 +188,7 @@ def _on_nodes(
 
 def _folder_of_job(script: Script, options: GangOptions) -> RunFolder:
     """The folder of the job that means the same, whichever muster has named it."""
-    from muster.api.run import folder_for_job, handed_in_here, what_decides
+    from muster.api.gangs.program import folder_for_job, handed_in_here, what_decides
 
     for folder, argv in handed_in_here(script):
         with suppress(MusterError):  # a flag that there is no more

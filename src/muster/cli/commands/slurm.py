@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from muster.api.array import (
+from muster.api.slurm.array import (
     Array,
     ArrayPlan,
     make_ready,
@@ -20,8 +20,8 @@ from muster.api.array import (
     script_of,
     send,
 )
-from muster.api.options import SweepOptions
-from muster.api.workload import Workload
+from muster.api.start.options import SweepOptions
+from muster.api.sweeps.workload import Workload
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_OK, UnknownNameError, UsageError
 from muster.base.flags import Flag

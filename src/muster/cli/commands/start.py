@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from muster.api.experiment import (
+from muster.api.experiments.experiment import (
     PRODUCT,
     ExperimentFolder,
     is_done,
@@ -19,7 +19,7 @@ from muster.api.experiment import (
     state_of_all,
     value_of,
 )
-from muster.api.experiment_file import (
+from muster.api.experiments.file import (
     Experiment,
     OrderKeys,
     Phase,
@@ -28,9 +28,9 @@ from muster.api.experiment_file import (
     references,
     resolved,
 )
-from muster.api.options import MapSettings, SweepOptions
-from muster.api.plans import go_to
 from muster.api.runs import Run
+from muster.api.start.options import MapSettings, SweepOptions
+from muster.api.sweeps.plans import go_to
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,

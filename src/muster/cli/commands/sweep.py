@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.options import SweepOptions
-from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
-from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
-from muster.api.search_options import OF_ALL, SearchOptions
-from muster.api.workload import Workload, of_command, of_recipe, of_target_text
+from muster.api.start.options import SweepOptions
+from muster.api.start.placing import placement_lines
+from muster.api.sweeps.rehearsal import rehearse_sweep
+from muster.api.sweeps.search_options import OF_ALL, SearchOptions
+from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.base.modules import names_at_top, read_source
@@ -114,7 +114,7 @@ def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] =
 
         return send_array(array_of(workload, options, parsed, typed), parsed.shown)
     if parsed.sharing.part is not None:
-        from muster.api.array import part_of
+        from muster.api.slurm.array import part_of
 
         workload = part_of(workload, parsed.sharing.part)
     return run_and_sum_up(workload, options, typed, parsed.shown)
@@ -216,7 +216,7 @@ def _searched(parsed: Parsed, search: SearchOptions) -> Workload:
             "--array and --part divide a list of tasks; a search chooses its tasks as it goes.",
             hint="use --on slurm without --array: one search, with workers in jobs.",
         )
-    from muster.api.search import search_of_command, search_of_function
+    from muster.api.sweeps.search import search_of_command, search_of_function
 
     found = parsed.space.space().seeds
     seeds = None if found is None else tuple(found)
@@ -353,7 +353,7 @@ def _script(prepared: Prepared) -> str | None:
     """What SLURM would be sent."""
     if prepared.options.executor != "slurm":
         return None
-    from muster.api.array import sweep_script
+    from muster.api.slurm.array import sweep_script
 
     return sweep_script(prepared)
 
@@ -395,11 +395,13 @@ def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
     elif ending is not None and ending.cancelled:
         output.say("Cancelled. The finished tasks are kept.")
     elif ending is not None and ending.interrupted:
-        from muster.api.experiment import resumed_as  # which knows what all kinds of run are
+        from muster.api.experiments.experiment import (
+            resumed_as,  # which knows what all kinds of run are
+        )
 
         again = f"muster resume {shell_word(resumed_as(run.path))}"
         output.say(f"Interrupted; everything finished is saved. Go on: {again}")
-    from muster.api.search_state import read_search
+    from muster.api.sweeps.search_state import read_search
 
     if ending is not None and (search := read_search(run.folder)) is not None:
         from muster.cli.search_wording import state_lines

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from muster.api.array import collect
-from muster.api.metrics import Summary, only, summary_of, write_points
-from muster.api.ranks import export_metrics
+from muster.api.look.ranks import export_metrics
 from muster.api.runs import Run, find_run
-from muster.api.search_state import again, export_study, read_search
+from muster.api.slurm.array import collect
+from muster.api.sweeps.search_state import again, export_study, read_search
 from muster.api.trackers.guard import track
+from muster.api.trackers.metrics import Summary, only, summary_of, write_points
 from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import EXIT_SOME_FAILED, UsageError
 from muster.base.flags import Flag

@@ -19,9 +19,9 @@ from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.gang.topology import read_topology
 
 if TYPE_CHECKING:
-    from muster.api.options import GangOptions
-    from muster.api.slurm_gang import NodeStart, SlurmGang
-    from muster.api.train import Trained, TrainJob
+    from muster.api.gangs.train import Trained, TrainJob
+    from muster.api.slurm.gang import NodeStart, SlurmGang
+    from muster.api.start.options import GangOptions
     from muster.cli.parse import Parsed
 
 _HELP = """Train one model on every device, with the same result as on one.
@@ -78,7 +78,7 @@ def _train(
     node: NodeStart | None = None,
 ) -> int:
     from muster.api.fit import train_here
-    from muster.api.train import plan_training, run_training
+    from muster.api.gangs.train import plan_training, run_training
     from muster.cli import output
     from muster.cli.gang import TrainScreen, show_gang_plan, sum_up_gang
     from muster.cli.train_flags import train_job
@@ -86,7 +86,7 @@ def _train(
     job, options = train_job(flags)
     shown = flags.shown
     if node is not None:
-        from muster.api.slurm_gang import options_on_node
+        from muster.api.slurm.gang import options_on_node
 
         options, typed = options_on_node(node, job.folder, options, job.code), node.argv
     if options.slurm is not None:
@@ -142,8 +142,8 @@ def slurm_gang(parsed: Parsed) -> SlurmGang:
 def _on_nodes(
     job: TrainJob, options: GangOptions, typed: Sequence[str], flags: Parsed
 ) -> SlurmGang:
-    from muster.api.slurm_gang import SlurmGang
-    from muster.api.train import check_job
+    from muster.api.gangs.train import check_job
+    from muster.api.slurm.gang import SlurmGang
     from muster.cli.flags import job_digest
 
     assert options.slurm is not None
@@ -189,7 +189,7 @@ def verify(argv: list[str]) -> int:
 
 
 def _verify(argv: list[str], supervisor: Any) -> int:
-    from muster.api.train import verify_task
+    from muster.api.gangs.train import verify_task
     from muster.cli import output
     from muster.cli.gang import gang_audience
     from muster.cli.train_flags import flags_of_train, train_job

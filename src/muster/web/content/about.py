@@ -9,10 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from muster.api.adding import shown_additions
-from muster.api.options import GangOptions, SweepOptions
 from muster.api.report.about import environment_blocks, setting_blocks, time_facts
 from muster.api.report.content import flat
+from muster.api.start.options import GangOptions, SweepOptions
+from muster.api.sweeps.adding import shown_additions
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
 from muster.base.flags import Flag, kind_of_word

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.api.metrics import RankLog, Series, series_of
 from muster.api.report.figures import COUNTERS
+from muster.api.trackers.metrics import RankLog, Series, series_of
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
 from muster.web.content.plain import line

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from muster.api.metrics import Series
+from muster.api.trackers.metrics import Series
 from muster.base.errors import UsageError
 from muster.farm.canonical import csv_cell
 from muster.web.content.curves import series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.api.map_publish import Tally, read_published, tally
+from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.report.about import rejects
 from muster.api.report.map import stage_folders
 from muster.base.errors import UsageError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from muster.api.look.why import alerts, causes
 from muster.api.runs import Run
-from muster.api.why import alerts, causes
 from muster.base.clock import SystemClock
 from muster.farm.ledger.read import LedgerReader, WorkSpan
 from muster.run.folder import RunFolder

@@ -7,12 +7,12 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from muster.api.map_publish import Tally, tally
+from muster.api.look.why import verdict
+from muster.api.maps.publish import Tally, tally
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
-from muster.api.search_state import read_search
-from muster.api.search_view import budget
-from muster.api.why import verdict
+from muster.api.sweeps.search_state import read_search
+from muster.api.sweeps.search_view import budget
 from muster.base.clock import SystemClock
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
@@ -87,7 +87,7 @@ def kind(stored: RunRecord) -> str:
 
 
 def verdict_of(folder: Folder, run: Run, status: Status) -> tuple[str, str]:
-    """A level and a sentence, see `muster.api.why`; a map that runs counts records, not chunks."""
+    """A level and a sentence, see `look.why`; a map that runs counts records, not chunks."""
     if not run.stored.is_map:
         return verdict(run, status)
 

@@ -6,8 +6,8 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from muster.api.search_state import SearchState, read_search
-from muster.api.search_view import importance, view
+from muster.api.sweeps.search_state import SearchState, read_search
+from muster.api.sweeps.search_view import importance, view
 from muster.base.errors import UsageError
 from muster.web.folder import Folder
 from muster.web.query import Query

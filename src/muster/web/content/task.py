@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from muster.api.ranks import rank_log
+from muster.api.look.ranks import rank_log
 from muster.farm import canonical
 from muster.farm.ledger.read import AttemptRow, LedgerReader
 from muster.farm.rows import flattened, metrics_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from muster.api.ranks import rank_failures
+from muster.api.look.ranks import rank_failures
 from muster.api.report.training import read_results, result_tables
 from muster.api.runs import Status
 from muster.base.codec import read_json

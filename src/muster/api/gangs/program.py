@@ -1,0 +1,136 @@
+"""``muster run``: a program that works under torchrun, unchanged, on every device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from muster.api.gangs.gang import GangPlan, plan_gang, run_gang
+from muster.api.gangs.hosts import HostsPlan
+from muster.api.gangs.work import GangAudience, GangEnding, GangWork, Script
+from muster.api.start.earlier_work import check_code
+from muster.api.start.options import GangOptions
+from muster.base.code import Code, code_of_command
+from muster.base.codec import to_json
+from muster.base.errors import SetupError, TargetError
+from muster.gang.handle import SupervisorHandle
+from muster.run.folder import RunFolder, default_root, folder_for, name_with_hash
+from muster.run.record import plain_options, read_run
+from muster.slurm.commands import read_job
+
+
+def plan_script(script: Script, options: GangOptions) -> GangPlan | HostsPlan:
+    """What would be run, where. It changes nothing.
+
+    Raises TargetError where there is no such script, and what ``plan_gang`` raises.
+    """
+    check_there(script)
+    name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = RunFolder(options.run_dir or default_root() / name)
+    check_script(folder, script, options)
+    return plan_gang(GangWork(folder=folder, program=script), options)
+
+
+def run_script(
+    script: Script,
+    options: GangOptions,
+    audience: GangAudience,
+    *,
+    supervisor: SupervisorHandle | None = None,
+) -> tuple[RunFolder, GangEnding]:
+    """Run the script on every device to its end; see ``run_gang`` for what it promises.
+
+    Raises TargetError where there is no such script, and what ``run_gang`` raises.
+    """
+    check_there(script)
+    place = options.run_dir
+    nowhere = GangWork(folder=RunFolder(place or default_root()), program=script)
+    if options.hosts is None:
+        plan_gang(nowhere, options)  # refuse before a folder is made
+    if place is not None:
+        check_script(RunFolder(place), script, options)
+    folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
+    work = GangWork(folder=folder, program=script, code=code_of_script(script))
+    try:
+        ending = run_gang(work, options, audience, supervisor=supervisor)
+    except BaseException:
+        if place is None:
+            with suppress(OSError):  # nothing is in it where it has not begun
+                folder.path.rmdir()
+        raise
+    return folder, ending
+
+
+def code_of_script(script: Script) -> Code:
+    if not script.is_python:
+        return code_of_command([script.path, *script.args])
+    return code_of_command(["python", *["-m"] * script.is_module, script.path, *script.args])
+
+
+def check_script(folder: RunFolder, script: Script, options: GangOptions) -> None:
+    """Raise PlanMismatchError where this folder holds a run of the program with other code."""
+    if not options.restart and folder.exists() and read_run(folder).is_program:
+        check_code(folder, code_of_script(script), may_change=options.allow_changed_code)
+
+
+def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
+    """The run folder of a job that runs ``script``: the same for the same command from here."""
+    text = to_json([str(Path.cwd()), what_decides(script, options)])
+    return folder_for(script.name, sha256(text).hexdigest())
+
+
+def what_decides(script: Script, options: GangOptions) -> Any:
+    """What two commands must have in common to mean one job.
+
+    What is asked of SLURM may differ, except for the number of nodes. Defaults are left out, so
+    that a new option changes no name; so is where it runs, which once was not an option.
+    """
+    num_nodes = options.num_nodes if options.slurm is None else options.slurm.num_nodes
+    said, default = plain_options(options), plain_options(GangOptions())
+    said = {name: value for name, value in said.items() if value != default[name]}
+    for name in ("executor", "run_dir"):
+        said.pop(name, None)
+    return [script, num_nodes, {**said, "slurm": None}]
+
+
+def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
+    """The folders below ``runs`` that were handed in from here, each with what was typed.
+
+    They are found by that, because an older muster named them in another way.
+    """
+    for path in Path("runs").glob(f"{name_with_hash(script.name, '')}*"):
+        folder = RunFolder(path)
+        with suppress(SetupError):
+            if (job := read_job(folder)) is None:
+                continue
+            if not isinstance(job.get("argv"), list):  # then its record has it
+                record = read_run(folder)
+                job = {"argv": list(record.argv), "cwd": record.cwd}
+            if job.get("cwd") == str(Path.cwd()):
+                yield folder, job["argv"]
+
+
+def check_there(script: Script) -> None:
+    """Raise TargetError where there is no such script."""
+    if script.is_python and not script.is_module and not Path(script.path).exists():
+        raise TargetError(
+            f"There is no script {script.path} (in {Path.cwd()}).",
+            hint="for a module write -m package.module, for another program --no-python.",
+        )
+
+
+def _new_folder(name: str, node_rank: int) -> RunFolder:
+    """A new folder ``runs/<name>-<time>``, with a number at its end where that name is taken."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
+    number = 1
+    while True:
+        path = default_root() / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return RunFolder(path)
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,243 @@
+"""What a map does, as values: the job and its settings, what may not change, tasks, result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from muster.api.start.options import MapSettings, SweepOptions
+from muster.api.sweeps.workload import Workload
+from muster.base.cells import placed
+from muster.base.code import code_of
+from muster.base.codec import as_read_back
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.signals import stop_code
+from muster.farm.canonical import payload_and_key
+from muster.farm.decisions import RetryPolicy
+from muster.farm.ledger.store import NewTask
+from muster.farm.plan import Numbers
+from muster.farm.task import Outcome, TargetSpec, TaskState
+from muster.pipeline.sinks.formats import SinkSpec
+from muster.pipeline.sources.files import HASHED_WHOLE, fingerprint
+from muster.pipeline.sources.source import Selection, Source
+from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
+from muster.pipeline.stages import StageSpec
+from muster.pipeline.worker import MapPlan, write_plan
+from muster.run.folder import RunFolder
+from muster.run.record import read_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapJob:
+    """``input``: a path, folder, glob or ``hf:NAME``, or records from Python. ``check_columns``
+    raises UsageError when a column that the stages need is not there; ``rehearse``: see
+    `Workload`.
+    """
+
+    name: str
+    stages: tuple[StageSpec, ...]
+    input: str | Iterable[Mapping[str, Any]]
+    output: SinkSpec
+    selection: Selection = field(default_factory=Selection)
+    options: InputOptions = field(default_factory=InputOptions)
+    settings: MapSettings = field(default_factory=MapSettings)
+    check_columns: Callable[[Iterable[str]], None] = lambda columns: None
+    rehearse: Callable[[RunFolder], bool] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError where there is nothing to do with a record."""
+        if not self.stages:
+            raise UsageError(
+                f"{self.name} has no stage: the list is empty.",
+                hint="put a function or a class with process into the list.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    """What came of a map. ``output`` is None while it is not written.
+
+    ``num_in`` = rows that are done; of these ``num_rejected`` are in ``errors`` and
+    ``num_dropped`` were dropped by a stage or by ``where``. ``num_blank``: blank lines, which are
+    no rows.
+    ``num_lost``: rows of chunks that failed as a whole, and ``causes`` why.
+    """
+
+    path: Path
+    output: Path | None
+    errors: Path | None
+    num_total: int
+    num_in: int
+    num_out: int
+    num_rejected: int
+    num_dropped: int
+    num_blank: int = 0
+    num_lost: int = 0
+    is_interrupted: bool = False
+    stop_signal: int = 0
+    was_done: bool = False
+    seconds: float = 0.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    cost: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.is_interrupted:
+            return stop_code(self.stop_signal)
+        is_good = self.output is not None and not self.num_rejected and not self.num_lost
+        return EXIT_OK if is_good else EXIT_SOME_FAILED
+
+
+_TARGET = TargetSpec(
+    name="muster.pipeline.chunk:run_chunk",
+    location="muster.pipeline.chunk",
+    attribute="run_chunk",
+    is_divisible=True,
+)
+#: A chunk may lose many workers: each loss narrows down the record that is to blame for it.
+_RETRY = RetryPolicy(
+    exception_retries=20,
+    backoff_s=0.05,
+    backoff_cap_s=2.0,
+    by_outcome=dict.fromkeys(
+        (Outcome.CRASH, Outcome.BROKEN_CONTEXT, Outcome.TIMEOUT, Outcome.HOST_OOM), 1000
+    ),
+)
+
+
+def open_source(job: MapJob, folder: Path) -> Source:
+    source = open_input(job.input, job.selection, job.options, folder)
+    job.check_columns(source.describe()["columns"])
+    return source
+
+
+def _fixed(job: MapJob, described: Mapping[str, Any], home: RunFolder) -> dict[str, Any]:
+    """What may not change between two commands on one run folder."""
+    stages = [dict(stage.values) for stage in job.stages]
+    fixed = {
+        "stages": [stage.name for stage in job.stages],
+        "flags": as_read_back(stages),
+        "input": as_read_back(identity(described)),
+        "output": str(job.output.path.absolute()),
+        "ids": job.settings.keeps_ids,
+        "unordered": job.settings.unordered,
+        "chunk_rows": job.settings.chunk_rows,
+        "place": str(home.whole.absolute()),
+    }
+    if home.exists():
+        _name_as_before(fixed, read_run(home).fixed, home)
+    return fixed
+
+
+def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunFolder) -> None:
+    """Call the files of stages in the run folder what an earlier start called them: the folder may
+    have been moved since. Whether they are still the same, their sizes and hashes tell.
+    """
+    whole = home.whole.absolute()
+    place = before.get("place")
+    if place is None:  # version 0.1.0 did not note it
+        del fixed["place"]
+    else:
+        fixed["place"] = place
+
+    def name(path: str, known: Any) -> str:
+        if not isinstance(known, str):
+            return path
+        if _resolved(known) == _resolved(path):
+            return known  # said from another working folder, with ".."
+        if not Path(path).is_relative_to(whole):
+            return path
+        tail = Path(path).relative_to(whole)
+        if isinstance(place, str):
+            return known if Path(known) == Path(place, tail) else path
+        return known if known.endswith(f"/{tail.as_posix()}") else path
+
+    fixed["output"] = name(fixed["output"], before.get("output"))
+    described = before.get("input")
+    files = described.get("files") if isinstance(described, Mapping) else None
+    for file, known in zip(fixed["input"]["files"], files or [], strict=False):
+        is_large = file["size"] > HASHED_WHOLE and fixed["input"]["kind"] == "parquet"
+        if is_large and file["hash"] != known.get("hash"):  # version 0.1.0 had the time in it
+            timed = fingerprint(Path(file["path"]), always_timed=True)["hash"]
+            file["hash"] = timed if timed == known.get("hash") else file["hash"]
+        file["path"] = name(file["path"], known.get("path"))
+
+
+def _resolved(path: str) -> Path:
+    """Without ``..`` and links, save that of the last name: it may be made to name another file."""
+    return Path(path).parent.resolve() / Path(path).name
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What is another plan: input, stages, flags, output."""
+    lines = []
+    if old["input"] != new["input"]:
+        lines += changes(old["input"], new["input"]) or ["the input has changed"]
+    lines += [
+        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
+        for name in ("stages", "output", "ids", "unordered", "chunk_rows")
+        if old.get(name) != new[name]
+    ]
+    if old["stages"] == new["stages"]:
+        lines += [
+            f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+            for before, after in zip(old["flags"], new["flags"], strict=False)
+            for name in dict.fromkeys((*before, *after))
+            if before.get(name) != after.get(name)
+        ]
+    return lines
+
+
+def _plan_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> MapPlan:
+    settings = job.settings
+    stages = tuple(replace(s, location=placed(s.location, home.path)) for s in job.stages)
+    return MapPlan(
+        source=source.describe(),
+        stages=stages,
+        base_folder=str(Path.cwd()),
+        batch_size=settings.batch_size,
+        keeps_ids=settings.keeps_ids,
+        row_retries=settings.row_retries,
+        exception_retries=settings.exception_retries,
+        keep_going=options.keep_going,
+        keeps_types=job.output.format == "parquet",
+        max_worker_memory_mib=settings.max_worker_memory_mib,
+        session=time.time_ns() & 0xFFFF_FFFF,
+    )
+
+
+def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
+    """``home``: the folder of the run."""
+    fixed, plan = _fixed(job, source.describe(), home), _plan_of(job, options, source, home)
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        make = payload_and_key(_TARGET.name)
+        for shard in source.shards(job.settings.chunk_rows):
+            params = {**shard._asdict(), "place": list(shard.place)}
+            payload, key = make({**params, "start": 0, "stop": shard.count})
+            yield NewTask(key, numbers[_TARGET.name], payload)
+
+    total = sum(1 for _ in source.shards(job.settings.chunk_rows))
+    return Workload(
+        name=job.name,
+        targets=(_TARGET,),
+        code=code_of(spec.ref for spec in job.stages),
+        spec=fixed,
+        fixed=fixed,
+        total=total,
+        feed=feed,
+        parameters=("order", "start", "stop"),
+        # Each of eight records in a row with all its tries.
+        retry=replace(_RETRY, breaks_in_a_row=8 * (job.settings.row_retries + 1)),
+        kind="map",
+        difference=_differences,
+        begin=lambda folder: write_plan(folder.map_json, plan),
+        rehearse=job.rehearse,
+        reopens=(TaskState.FAILED, TaskState.CANCELLED),
+    )

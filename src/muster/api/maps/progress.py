@@ -1,0 +1,156 @@
+"""How far a map has got: counted in records for whoever looks on, and as numbers over time.
+
+The numbers are lines of ``metrics.jsonl``, whose steps are records that are done, so that
+`muster metrics` and trackers have curves of a map as they have of a training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from muster.api.maps.publish import Tally, parts_of
+from muster.base.metric_log import TIME, mark_start
+from muster.farm.view import Interval, Rate, RunView
+from muster.pipeline.stages import REJECTED_IN
+from muster.run.folder import RunFolder
+
+#: A line is written each second at first, and later after a part of the time that has passed.
+_LEAST_S, _PART = 1.0, 1 / 500
+
+
+@dataclass
+class RecordCount:
+    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts;
+    ``rejected_in``: by this one, by the names of stages."""
+
+    total: int
+    before: int = 0
+    rejected_before: int = 0
+    last: RunView | None = None
+    rejected_in: Mapping[str, int] = field(default_factory=dict)
+    _rate: Rate = field(default_factory=Rate)
+    _tokens: Rate = field(default_factory=Rate)
+
+    def of(self, view: RunView) -> RunView:
+        numbers = view.numbers
+        now = time.monotonic()
+        done = min(self.total, self.before + int(numbers.get("records", 0)))
+        rejected = self.rejected_before + int(numbers.get("rejected", 0))
+        tokens = int(numbers.get("tokens", 0))
+        self.rejected_in = {
+            name.removeprefix(REJECTED_IN): int(value)
+            for name, value in numbers.items()
+            if name.startswith(REJECTED_IN)
+        }
+        self._rate.add(now, done)
+        self._tokens.add(now, tokens)
+        rate = self._rate.per_second()
+        left_s = (self.total - done) / rate if rate else None
+        self.last = view._replace(
+            total=self.total,
+            num_done=done - rejected,
+            num_failed=rejected,
+            rate=rate,
+            eta=None if left_s is None else Interval(left_s, left_s),
+        )
+        self.last = self.last._replace(name=view.name + self._beside())
+        return self.last
+
+    def speeds(self) -> dict[str, float]:
+        """Rows and tokens per second, and the share of time that workers wait for input, as far as
+        they are known."""
+        if self.last is None:
+            return {}
+        numbers = self.last.numbers
+        waited_s = numbers.get("waited_s", 0.0)
+        worked_s = waited_s + numbers.get("busy_s", 0.0)
+        found = {
+            "rows_per_s": self.last.rate,
+            "tokens_per_s": self._tokens.per_second() if numbers.get("tokens") else None,
+            "waiting": waited_s / worked_s if worked_s > 1.0 else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _beside(self) -> str:
+        speeds, parts = self.speeds(), []
+        if speeds.get("tokens_per_s"):
+            parts.append(f"{speeds['tokens_per_s']:,.0f} tokens/s")
+        if "waiting" in speeds:
+            parts.append(f"{100 * speeds['waiting']:.0f} % waiting for input")
+        return "".join(f" · {part}" for part in parts)
+
+
+class ProgressCurve:
+    """Writes ``metrics.jsonl``. A start that goes on marks its place there, because rows of chunks
+    that were not finished may count again. Made before anything runs."""
+
+    def __init__(self, folder: RunFolder, count: RecordCount, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._count = count
+        self._warn = warn
+        self._begun_s = self._due_s = time.monotonic()
+        self._written: tuple[int, int, Mapping[str, int]] = (0, 0, {})
+        self._is_marked = self._has_failed = False
+        self._before = _rejected_in(folder) if count.rejected_before else Counter[str]()
+
+    def look(self) -> None:
+        """Write a line if it is time, and if records were done since the last. The line of the last
+        record is left to the end, which may know more of the rejects."""
+        now = time.monotonic()
+        view = self._count.last
+        is_all = view is not None and view.num_done + view.num_failed >= self._count.total
+        if now >= self._due_s and not is_all:
+            self._due_s = now + max(_LEAST_S, _PART * (now - self._begun_s))
+            self._write()
+
+    def end(self, counts: Tally | None) -> None:
+        """Write the last line: with ``counts``, where all is done, as the ledger has it."""
+        if counts is None:
+            self._write()
+        else:
+            self._line(counts.num_in, counts.num_rejected, _rejected_in(self._folder))
+
+    def _write(self) -> None:
+        if (view := self._count.last) is not None:
+            stages = self._before + Counter(self._count.rejected_in)
+            self._line(view.num_done + view.num_failed, view.num_failed, stages)
+
+    def _line(self, step: int, rejected: int, stages: Mapping[str, int]) -> None:
+        if self._written == (step, rejected, stages):
+            return
+        self._written = (step, rejected, stages)
+        numbers = {f"rejected/{name}": number for name, number in sorted(stages.items())}
+        values = {**self._count.speeds(), "rejected": rejected, **numbers}
+        line = json.dumps({"step": step, TIME: time.time(), **values}) + "\n"
+        try:
+            if not self._is_marked:
+                mark_start(self._folder.metrics)
+                self._is_marked = True
+            with self._folder.metrics.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:  # a map does not fail for its curve
+            if not self._has_failed:
+                self._has_failed = True
+                self._warn(f"the progress curve of this map has gaps: {error}")
+
+
+def _rejected_in(folder: RunFolder) -> Counter[str]:
+    """Of finished chunks how many records each stage has rejected."""
+    return Counter(_stages(part.errors for part in parts_of(folder)))
+
+
+def _stages(paths: Iterable[Path | None]) -> Iterable[str]:
+    for path in paths:
+        if path is not None:
+            with suppress(FileNotFoundError), path.open("rb") as lines:
+                for line in lines:
+                    with suppress(ValueError, KeyError):
+                        yield orjson.loads(line)["stage"]

@@ -1,0 +1,174 @@
+"""Further tasks for a sweep that has begun: for whoever works on it, or into its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from muster.api.runs import Run, changing
+from muster.api.start.earlier_work import check_code
+from muster.api.sweeps.workload import Workload, plan_id_of
+from muster.base.errors import SetupError, UsageError
+from muster.base.flags import own_words
+from muster.base.shown_text import command_line, shell_word
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.store import NewTask
+from muster.farm.space_texts import check_priority
+from muster.farm.steering import add_in
+from muster.run.folder import RunFolder
+from muster.run.requests import ask
+from muster.run.session import is_held
+
+#: All that is added goes in by one transaction, during which a run at work does nothing else.
+_MOST_AT_WORK = 50_000
+
+
+class Beside(NamedTuple):
+    """Of the tasks that are asked for: those that the run does not have, each with the name of its
+    target, and how many it has.
+    """
+
+    new: list[tuple[str, NewTask]]
+    num_known: int
+
+
+class Added(NamedTuple):
+    """``is_at_work``: whether somebody worked on the run and took them up."""
+
+    num_new: int
+    num_known: int
+    is_at_work: bool
+
+
+def check_may_grow(run: Run) -> None:
+    """UsageError for a run whose tasks are not the user's to add to, with what to do instead."""
+    stored, path = run.stored, run.path
+    if stored.is_map:
+        raise UsageError(
+            f"{path} is a map: its tasks are parts of one input.",
+            hint="run a map of the new records alone, with another --output.",
+        )
+    if stored.is_gang:
+        raise UsageError(
+            f"{path} is {stored.kind_name}: it has ranks, and no tasks.",
+            hint="for several settings, sweep over its command: muster sweep … -- muster …",
+        )
+    if stored.is_search:
+        raise UsageError(
+            f"{path} is a search, which chooses its tasks itself.",
+            hint=f"let it try more, with a higher N: muster resume {shell_word(path)} --trials N",
+        )
+    if "recipe" in stored.spec:
+        raise UsageError(
+            f"{path} is of a recipe, whose report and figures show what its command asks for.",
+            hint="give its command again with more values, such as more seeds.",
+        )
+    flags = {word.partition("=")[0] for word in own_words(stored.argv)}
+    if run.folder.elements_json.exists() or run.folder.array or "--array" in flags:
+        raise UsageError(
+            f"{path} belongs to an array: its tasks are divided among the elements.",
+            hint="give the command again that sent it, with more --seeds.",
+        )
+    if "--part" in flags:
+        raise UsageError(
+            f"{path} does a part of a plan, and others do the rest.",
+            hint="give their commands again with more --seeds; what is done is not done again.",
+        )
+
+
+def beside(run: Run, workloads: Sequence[Workload], priority: int = 0) -> Beside:
+    """The tasks of ``workloads`` that the run does not have yet, in their order."""
+    have: set[bytes] = set()
+    if run.folder.ledger.exists():
+        with LedgerReader(run.folder.ledger) as ledger:
+            have = set(ledger.keys().values())
+    new: dict[bytes, tuple[str, NewTask]] = {}
+    known: set[bytes] = set()
+    for workload in workloads:
+        names = [spec.name for spec in workload.targets]
+        for task in workload.feed({name: at for at, name in enumerate(names)}):
+            if task.key in have:
+                known.add(task.key)
+            else:
+                urgent = task._replace(priority=task.priority + priority)
+                new.setdefault(task.key, (names[task.target_id], urgent))
+    return Beside(list(new.values()), len(known))
+
+
+def add_tasks(
+    run: Run,
+    workloads: Sequence[Workload],
+    *,
+    said: Sequence[str] = (),
+    listed: str = "",
+    priority: int = 0,
+    may_change_code: bool = False,
+) -> Added:
+    """Add what the run does not have of the tasks of ``workloads``, all of it or nothing.
+
+    A coordinator that works on the run takes them up; otherwise they wait in the ledger for the
+    next start. ``said``: the words that they were asked for with; ``listed``: the hash of the list
+    file among them. Raises what ``check_may_grow``
+    raises, PlanMismatchError for other code, and SetupError where they cannot be handed over.
+    """
+    check_may_grow(run)
+    check_priority(priority)
+    for workload in workloads:
+        check_code(run.folder, workload.code, may_change=may_change_code)
+    folder = run.folder
+    while True:
+        new, num_known = beside(run, workloads, priority)
+        if not new:
+            return Added(0, num_known, is_held(folder))
+        if is_held(folder):
+            if len(new) > _MOST_AT_WORK:
+                raise UsageError(
+                    f"{len(new):,} tasks are too many to add at once to a run at work.",
+                    hint=f"add at most {_MOST_AT_WORK:,} at a time, or wait until it has ended.",
+                )
+            answer = ask(folder, {"add": _note(run, new, said, listed)}, lambda: is_held(folder))
+            if answer is None:
+                continue  # it has ended meanwhile
+            return Added(*_counted(run, answer, len(new), num_known), is_at_work=True)
+        try:
+            with changing(folder) as ledger:
+                numbers = {name: ledger.target_id(name) for name in {name for name, _ in new}}
+                tasks = (task._replace(target_id=numbers[name]) for name, task in new)
+                num_new = add_in(ledger, tasks, said, listed)
+        except SetupError:
+            if not is_held(folder):
+                raise
+            continue  # somebody was faster
+        return Added(num_new, num_known + len(new) - num_new, is_at_work=False)
+
+
+def _note(
+    run: Run, new: Sequence[tuple[str, NewTask]], said: Sequence[str], listed: str
+) -> dict[str, Any]:
+    """What the coordinator is asked; `muster.farm.steering` reads it."""
+    lines = [[name, task.payload.decode(), task.group, task.priority] for name, task in new]
+    return {"plan": plan_id_of(run.stored.spec), "tasks": lines, "said": list(said),
+            "list": listed}  # fmt: skip
+
+
+def _counted(run: Run, answer: dict[str, Any], num_asked: int, num_known: int) -> tuple[int, int]:
+    if "added" not in answer:
+        why = answer.get("refused", "its muster is older and does not know how")
+        raise SetupError(
+            f"{run.path} is at work and has not added the tasks: {why}.",
+            hint="ask again once it has ended.",
+        )
+    num_new = int(answer["added"])
+    return num_new, num_known + num_asked - num_new
+
+
+def shown_additions(folder: RunFolder) -> dict[str, str]:
+    """What was added to the plan of a run, for people; by the numbers of the tasks."""
+    if not folder.ledger.exists():
+        return {}
+    with LedgerReader(folder.ledger) as ledger:
+        parts = ledger.added()
+    return {
+        f"added as {one.first} to {one.last}": command_line(one.said) or "by a call of Run.add"
+        for one in parts
+    }
