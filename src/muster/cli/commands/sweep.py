@@ -261,18 +261,24 @@ def run_and_sum_up(
     elif not shown.quiet:
         _sum_up(run, seconds, made)
         if run.counts()[TaskState.DONE] and not (run.has_results() or run.has_metrics()):
-            output.say(_no_numbers(workload))
+            output.say(_no_numbers(workload, run))
     return run.exit_code
 
 
-def _no_numbers(workload: Workload) -> str:
-    if any(spec.kind == "command" for spec in workload.targets):
+def _no_numbers(workload: Workload, run: Run) -> str:
+    (*_, spec) = workload.targets
+    if spec.metrics_from:
         return (
-            "No task handed over a number. A command does it with a JSON object in the file "
-            '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns. '
-            "Or it logs numbers over time, of which the last become columns: lines of JSON in the "
-            'file $MUSTER_METRICS, such as {"step": 3, "loss": 0.1}; in Python '
-            "muster.log(3, loss=0.1) writes them."
+            f"No number was read from the tasks: nothing fits --metrics-from {spec.metrics_from}\n"
+            f"What they printed: muster logs {shell_word(run.path)} 1. What is done is not read "
+            "again: correct the flag, and start with --restart as well."
+        )
+    if spec.kind == "command":
+        return (
+            "No task handed over a number. Where the program prints them, --metrics-from reads "
+            "them,\nfor example --metrics-from 'stdout:loss[ =:]+(?P<loss>[-+.\\deE]+)'. It can "
+            'also write {"loss": 0.1} to the file\n"$MUSTER_TASK_DIR/result.json", or call '
+            "muster.log(3, loss=0.1) in Python. What is done is not read again: add --restart."
         )
     return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 
