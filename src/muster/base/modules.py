@@ -35,11 +35,21 @@ class Found(NamedTuple):
     folders: tuple[str, ...] | None = None
 
 
-class Finder:
-    """Modules by name as a process finds them that has ``folders`` first on its path."""
+class Interpreter(NamedTuple):
+    """Another Python: where it looks for modules, in its order, and where its own library is."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
-        self.folders = list(dict.fromkeys((*folders, *sys.path)))
+    path: tuple[str, ...]
+    library: str
+
+
+class Finder:
+    """Modules by name as a process finds them that has ``folders`` first on its path: one of this
+    Python, or of ``other``.
+    """
+
+    def __init__(self, folders: Sequence[str], other: Interpreter | None = None) -> None:
+        self._is_ours = other is None
+        self.folders = list(dict.fromkeys((*folders, *(sys.path if other is None else other.path))))
         self._known: dict[str, Found | None] = {}
         importlib.invalidate_caches()
 
@@ -62,7 +72,7 @@ class Finder:
         # Only the last part is given: with the dotted name a namespace package would ask
         # sys.modules for its parent, which is not imported.
         spec = PathFinder.find_spec(last, folders)
-        if spec is None and not parent:
+        if spec is None and not parent and self._is_ours:
             try:
                 # Editable installs register finders of their own; a top-level name imports nothing.
                 spec = importlib.util.find_spec(last)

@@ -385,7 +385,15 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python PATH."
+        hint = (
+            f"{how_to_install('torch')}, or name the Python that has torch: --python PATH. A map "
+            "needs the import inside of the function, or of setup, for that."
+        )
+    elif isinstance(error, ModuleNotFoundError):
+        hint = (
+            f"{command} shows the whole traceback. What only the Python of --python has is "
+            "imported inside of the function, or of setup: this Python loads the file as well."
+        )
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)
