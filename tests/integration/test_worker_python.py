@@ -204,8 +204,8 @@ def test_a_map_follows_it_too(with_package: tuple[Path, Path], muster_main: Must
     words = ("map", "work.py:g", "--input", "in.jsonl", "--output", "out.jsonl", "--run-dir", "m",
              "--devices", "cpu:1", "--python", str(python))  # fmt: skip
     done = muster_main(*words)
-    assert done.returncode == 2 and "No module named 'mine'" in done.stderr
-    assert "imported inside of the function, or of setup" in done.stderr
+    assert done.returncode == 2 and "this Python, which has no module mine" in done.stderr
+    assert "import mine inside of the function or of setup()" in done.stderr
     (place / "work.py").write_text(
         "def g(record):\n    from mine.model import SCALE\n    return {'n': record['n'] * SCALE}\n"
     )
@@ -217,8 +217,9 @@ def test_a_map_follows_it_too(with_package: tuple[Path, Path], muster_main: Must
     assert refused.returncode == 2 and "src/mine/model.py" in refused.stderr, refused
 
 
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
 def test_children_that_a_task_spawns_are_of_the_same_python(
-    project: Path, tmp_path: Path, muster_main: MusterCli
+    way: str, project: Path, tmp_path: Path, muster_main: MusterCli
 ) -> None:
     """Workers of a data loader are such: they find the task's file, and the project's packages."""
     (tmp_path / "work.py").write_text(
@@ -226,10 +227,10 @@ def test_children_that_a_task_spawns_are_of_the_same_python(
         "import only_there\n\n\n"
         "def twice(x):\n    return only_there.twice(x), sys.prefix\n\n\n"
         "def f(x: int):\n"
-        "    context = multiprocessing.get_context('spawn')\n"
+        "    context = multiprocessing.get_context('WAY')\n"
         "    with ProcessPoolExecutor(2, mp_context=context) as pool:\n"
         "        (y, place), = pool.map(twice, [x])\n"
-        "    return {'y': y, 'in': place}\n"
+        "    return {'y': y, 'in': place}\n".replace("WAY", way)
     )
     done = muster_main("sweep", "work.py:f", "--grid", "x=2,3", "--devices", "cpu:1",
                        "--python", str(project), "--run-dir", "r")  # fmt: skip

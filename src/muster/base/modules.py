@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from muster.base.errors import TargetError
+from muster.base.settings import variable
 from muster.base.shown_text import one_line
 
 if TYPE_CHECKING:
@@ -94,6 +95,21 @@ def is_installed(path: Path) -> bool:
         return True
     above = path.parent.parent
     return any((above / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+
+
+def environment_with(package: str) -> str:
+    """The folder of an environment other than this one that has ``package``, as it is typed; empty
+    where none is seen. A project's own is looked for here and above, then the active one.
+    """
+    here = Path.cwd()
+    own = [folder / name for folder in (here, *here.parents) for name in (".venv", "venv")]
+    active = [variable(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    for place in (*own, *(Path(text) for text in active if text)):
+        with suppress(OSError):
+            is_there = any(place.glob(f"lib/python3*/site-packages/{package}/__init__.py"))
+            if is_there and not place.samefile(sys.prefix):
+                return str(place.relative_to(here) if place.is_relative_to(here) else place)
+    return ""
 
 
 def is_plain_file(file: str) -> bool:

@@ -27,12 +27,14 @@ from muster.base.modules import (
     FUNCTION,
     Finder,
     Found,
+    environment_with,
     is_installed,
     is_plain_file,
     names_at_top,
     names_in,
     read_source,
 )
+from muster.base.shown_text import shell_word
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
 #: Whether nothing of the user's is to run, as somebody has only pressed Tab.
@@ -385,15 +387,9 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        hint = (
-            f"{how_to_install('torch')}, or name the Python that has torch: --python PATH. A map "
-            "needs the import inside of the function, or of setup, for that."
-        )
-    elif isinstance(error, ModuleNotFoundError):
-        hint = (
-            f"{command} shows the whole traceback. What only the Python of --python has is "
-            "imported inside of the function, or of setup: this Python loads the file as well."
-        )
+        there = environment_with("torch")
+        place = shell_word(there) if there else "PATH"
+        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python {place}."
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)

@@ -199,7 +199,8 @@ def convert_space(space: Space, signature: Signature) -> Space:
         count = len(space.seeds)
         given = "1 seed is given" if count == 1 else f"{count} seeds are given"
         raise UsageError(
-            f"{given}, but the target takes neither seed nor ctx: every seed would compute the same.",
+            f"{given}, but the target takes neither seed nor ctx: every seed would compute "
+            "the same.",
             hint="add a parameter seed to the function, or leave the seeds out.",
         )
     check_names(signature, space.names)

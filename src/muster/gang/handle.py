@@ -17,8 +17,10 @@ from typing import IO
 
 from muster.base import processes
 from muster.base.errors import MissingPackageError, SetupError, how_to_install
+from muster.base.modules import environment_with
 from muster.base.reaper import Reaper
 from muster.base.settings import child_environment, waiting_threads
+from muster.base.shown_text import shell_word
 
 #: As in pyproject.toml, which pip does not look at where the extra was not asked for.
 OLDEST_TORCH = (2, 7)
@@ -81,7 +83,12 @@ def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
     MissingPackageError where torch is not installed, SetupError where it is too old.
     """
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("Starting ranks", "torch", "torch")
+        there = environment_with("torch")
+        programs = f"{shell_word(there)}/bin"
+        instead = f"{programs}/pip install muster-gpu, and then {programs}/muster"
+        raise MissingPackageError(
+            "Starting ranks", "torch", "torch", instead=instead if there else ""
+        )
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):  # it is on the path and not installed
