@@ -15,9 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs/howto/json-lines.md"
 @pytest.mark.thorough
 def test_the_stage_of_the_page_labels_records(tmp_path: Path, muster_cli: MusterCli) -> None:
     transformers = pytest.importorskip("transformers")
-    (stage,) = re.findall(
-        r"<!-- file: sentiment.py -->\n```python\n(.*?)```", PAGE.read_text(), re.S
-    )
+    block = r"<!-- file: sentiment.py -->\n```python\n(.*?)```"
+    (stage,) = re.findall(block, PAGE.read_text(), re.S)
     (tmp_path / "sentiment.py").write_text(stage)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     (tmp_path / "model").mkdir()
@@ -35,8 +34,8 @@ def test_the_stage_of_the_page_labels_records(tmp_path: Path, muster_cli: Muster
     lines = [json.dumps({"text": text}) for text in ("good film", "bad film", "good " * 500)]
     (tmp_path / "reviews/a.jsonl").write_text("\n".join(lines) + "\n")
     done = muster_cli("map", "sentiment.py:Sentiment", "--model", "model", "--max-length", "64",
-                      "--input", "reviews/*.jsonl", "--output", "labelled.jsonl", "--batch-size", "2",
-                      "--devices", "cpu:1", "--run-dir", "r")  # fmt: skip
+                      "--input", "reviews/*.jsonl", "--output", "labelled.jsonl",
+                      "--batch-size", "2", "--devices", "cpu:1", "--run-dir", "r")  # fmt: skip
     assert done.returncode == 0, (done.stderr, (tmp_path / "r/errors.jsonl").read_text())
     found = [json.loads(line) for line in (tmp_path / "labelled.jsonl").read_text().splitlines()]
     assert [record["text"] for record in found] == [json.loads(line)["text"] for line in lines]
