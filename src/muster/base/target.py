@@ -23,17 +23,9 @@ from typing import Any, Literal
 from muster.base import cells, target_files
 from muster.base.errors import TargetError, how_to_install
 from muster.base.modules import (
-    CLASS,
-    FUNCTION,
-    Finder,
-    Found,
-    environment_with,
-    is_installed,
-    is_plain_file,
-    names_at_top,
-    names_in,
-    read_source,
-)
+    CLASS, FUNCTION, Finder, Found, environment_with, is_installed, is_plain_file, names_at_top,
+    names_in, read_source,
+)  # fmt: skip
 from muster.base.shown_text import shell_word
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
@@ -387,9 +379,8 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        there = environment_with("torch")
-        place = shell_word(there) if there else "PATH"
-        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python {place}."
+        there = shell_word(environment_with("torch") or "PATH")
+        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python {there}."
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)
