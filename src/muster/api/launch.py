@@ -390,5 +390,5 @@ def sweep(
         workload = of_command(list(target), space, shell=shell, metrics_from=metrics_from)
     from muster.api.notebook import watched  # which knows an Audience from here
 
-    with watched(show) as audience:
+    with watched(show, "failures() of the run has the causes") as audience:
         return run_workload(workload, made, audience)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from muster.base.errors import TargetError
 from muster.base.settings import variable
-from muster.base.shown_text import one_line
+from muster.base.shown_text import one_line, shell_word
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -98,8 +98,8 @@ def is_installed(path: Path) -> bool:
 
 
 def environment_with(package: str) -> str:
-    """The folder of an environment other than this one that has ``package``, as it is typed; empty
-    where none is seen. A project's own is looked for here and above, then the active one.
+    """The folder of an environment other than this one that has ``package``, as a shell takes it;
+    empty where none is seen. A project's own is looked for here and above, then the active one.
     """
     here = Path.cwd()
     own = [folder / name for folder in (here, *here.parents) for name in (".venv", "venv")]
@@ -108,7 +108,7 @@ def environment_with(package: str) -> str:
         with suppress(OSError):
             is_there = any(place.glob(f"lib/python3*/site-packages/{package}/__init__.py"))
             if is_there and not place.samefile(sys.prefix):
-                return str(place.relative_to(here) if place.is_relative_to(here) else place)
+                return shell_word(place.relative_to(here) if place.is_relative_to(here) else place)
     return ""
 
 

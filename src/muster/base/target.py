@@ -23,10 +23,17 @@ from typing import Any, Literal
 from muster.base import cells, target_files
 from muster.base.errors import TargetError, how_to_install
 from muster.base.modules import (
-    CLASS, FUNCTION, Finder, Found, environment_with, is_installed, is_plain_file, names_at_top,
-    names_in, read_source,
+    CLASS,
+    FUNCTION,
+    Finder,
+    Found,
+    environment_with,
+    is_installed,
+    is_plain_file,
+    names_at_top,
+    names_in,
+    read_source,
 )  # fmt: skip
-from muster.base.shown_text import shell_word
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
 #: Whether nothing of the user's is to run, as somebody has only pressed Tab.
@@ -288,7 +295,7 @@ def _names_of(function: Callable[..., Any]) -> tuple[str, str]:
     if "<lambda>" in qualname:
         raise TargetError(
             f"Cannot use a lambda: {why}, and a lambda has none.",
-            hint="write it as def at the top level of a file.",
+            hint="write it as def, at the top level of a file or in a cell.",
         )
     if "<locals>" in qualname:
         outer, _, inner = qualname.rpartition(".<locals>.")
@@ -379,7 +386,7 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        there = shell_word(environment_with("torch") or "PATH")
+        there = environment_with("torch") or "PATH"
         hint = f"{how_to_install('torch')}, or name the Python that has torch: --python {there}."
     else:
         hint = f"{command} shows the whole traceback."

@@ -20,7 +20,6 @@ from muster.base.errors import MissingPackageError, SetupError, how_to_install
 from muster.base.modules import environment_with
 from muster.base.reaper import Reaper
 from muster.base.settings import child_environment, waiting_threads
-from muster.base.shown_text import shell_word
 
 #: As in pyproject.toml, which pip does not look at where the extra was not asked for.
 OLDEST_TORCH = (2, 7)
@@ -84,8 +83,7 @@ def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
     """
     if importlib.util.find_spec("torch") is None:
         there = environment_with("torch")
-        programs = f"{shell_word(there)}/bin"
-        instead = f"{programs}/pip install muster-gpu, and then {programs}/muster"
+        instead = f"{there}/bin/pip install muster-gpu, and then {there}/bin/muster"
         raise MissingPackageError(
             "Starting ranks", "torch", "torch", instead=instead if there else ""
         )
