@@ -55,14 +55,15 @@ demo: $(STAMP)
 	@echo "See them in a browser, live: $(BIN)/muster web"
 	@echo "To type just muster: source $(BIN)/activate"
 
-# SLURM and a browser, from Debian's packages, where this is Debian and we may; without them, the
+# SLURM, a browser and two shells, from Debian's packages, where this is Debian and we may; without them, the
 # tests that need them are skipped and say so.
-servers:
+servers: $(STAMP)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    ! { command -v slurmctld && command -v chromium && command -v ip; } >/dev/null; then \
-	    echo "Installing slurm-wlm, munge, iproute2 and chromium for the tests (apt-get)"; \
+	    ! { command -v slurmctld && command -v chromium && command -v ip && command -v zsh && \
+	    command -v fish; } >/dev/null; then \
+	    echo "Installing slurm-wlm, munge, iproute2, chromium, zsh and fish for the tests (apt-get)"; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-	    --no-install-recommends slurm-wlm slurm-client munge iproute2 chromium; } >/dev/null 2>&1 \
+	    --no-install-recommends slurm-wlm slurm-client munge iproute2 chromium zsh fish; } >/dev/null 2>&1 \
 	    || echo "apt-get failed: tests that need these are skipped"; fi
 	@# An SSH server as well, unless the package would begin to let people in here.
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /run/systemd/system ] && \
@@ -70,6 +71,11 @@ servers:
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 	    --no-install-recommends openssh-server openssh-client; } >/dev/null 2>&1 \
 	    || echo "apt-get failed: tests that need an SSH server are skipped"; fi
+
+	@# Hydra and math-verify need different versions of one package: its is in a folder of its own.
+	@[ -d $(VENV)/beside/hydra ] || $(BIN)/python -m pip install $(QUIET) --no-compile \
+	    --target $(VENV)/beside/hydra hydra-core==1.3.8 2>/dev/null \
+	    || { rm -rf $(VENV)/beside/hydra; echo "hydra-core cannot be installed: its pages are skipped"; }
 
 # Two files at a time, the longest first (tests/longest_first.py).
 test: $(STAMP) servers

@@ -12,7 +12,8 @@ one temporary folder; files, folder and exported variables carry over from block
     <!-- exit: 1 -->                   the block ends with this code instead of 0
     <!-- not run: needs two hosts -->  skipped, for a reason that is not empty
     <!-- dry run: as README.md -->     its muster commands run with --dry-run, for such a reason
-    <!-- needs: hydra -->              skipped where this module cannot be imported
+    <!-- needs: hydra -->              skipped where this module cannot be imported; `make servers`
+                                       puts some into a folder of their own, for such pages alone
 
 Not promised: output shown is not compared with output seen.
 """
@@ -41,6 +42,9 @@ RUNS = ("bash", "console")
 MISTAKEN = ("sh", "shell", "zsh", "shell-session")
 #: They set up another environment, so CI tests them by itself or not at all.
 ELSEWHERE = re.compile(r"^\s*(?:\$ )?(make \w|git clone\b|(?:python3? -m )?pip3? install\b)", re.M)
+
+#: Modules, a folder each, whose packages cannot be installed beside the others.
+BESIDE = Path(sys.prefix) / "beside"
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)[^`]*$")
 _COMMENT = re.compile(r"^\s*<!--\s*(?P<key>[a-z][a-z ]*?)\s*(?::\s*(?P<value>.*?))?\s*-->\s*$")
@@ -169,6 +173,11 @@ def run_page(text: str, folder: Path) -> int:
     work.mkdir()
     state.write_text(f"cd {shlex.quote(str(work))}\n")
     (work / "examples").symlink_to(ROOT / "examples")
+    needed = {block.needs for block in page if block.needs}
+    beside = [str(BESIDE / name) for name in sorted(needed) if _is_beside(name)]
+    if beside:
+        with state.open("a") as file:
+            file.write(f"export PYTHONPATH={shlex.quote(os.pathsep.join(beside))}\n")
     num_run = 0
     for block in page:
         if block.not_run:
@@ -184,6 +193,10 @@ def run_page(text: str, folder: Path) -> int:
                 f"{block.text}\n{output[-4000:]}"
             )
     return num_run
+
+
+def _is_beside(module: str) -> bool:
+    return importlib.util.find_spec(module) is None and (BESIDE / module).is_dir()
 
 
 def _bash(text: str, state: Path, folder: Path) -> tuple[int, str]:
@@ -320,8 +333,13 @@ def test_every_command_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
     try:
         needed = {block.needs for block in blocks(text) if block.needs}
-        if absent := [name for name in sorted(needed) if importlib.util.find_spec(name) is None]:
-            pytest.skip(f"not installed: {', '.join(absent)}")
+        absent = [
+            name
+            for name in sorted(needed)
+            if importlib.util.find_spec(name) is None and not _is_beside(name)
+        ]
+        if absent:
+            pytest.skip(f"not installed: {', '.join(absent)} (make servers)")
         run_page(text, tmp_path)
     except PageError as error:
         pytest.fail(f"{_name(page)}, {error}")

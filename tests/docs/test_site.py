@@ -41,6 +41,21 @@ def test_each_page_has_its_place_on_the_site() -> None:
     assert sorted(pages - placed) == [], "docs/index.md has a toctree for each kind"
 
 
+def test_each_script_of_the_gallery_is_short_and_has_a_page_with_its_picture() -> None:
+    scripts = {path.name: path for path in (ROOT / "examples/gallery").iterdir() if path.is_file()}
+    long = [name for name, path in scripts.items() if len(path.read_text().splitlines()) > 60]
+    assert not long, f"of more than sixty lines: {long}"
+    pages = {page for page in (DOCS / "gallery").glob("*.md") if page.name != "index.md"}
+    shown = set()
+    for page in pages:
+        text = page.read_text()
+        pictures = re.findall(r"!\[.+?\]\((pictures/.+?)\)", text)
+        assert pictures and all((page.parent / name).exists() for name in pictures), page
+        shown |= set(re.findall(r"literalinclude\} \.\./\.\./examples/gallery/(\S+)", text))
+    assert len(pages) == 10
+    assert scripts.keys() - shown <= {"make_texts.py"}, "no page shows it"
+
+
 def test_each_variable_of_ours_is_explained() -> None:
     page = (DOCS / "reference" / "environment.md").read_text()
     named = {

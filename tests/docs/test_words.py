@@ -42,6 +42,19 @@ def test_no_page_speaks_in_private_words() -> None:
     ]
 
 
+def test_no_text_has_both_sides_of_a_merge() -> None:
+    """A page had lines of a patch in it, between its tables."""
+    left = re.compile(r"(<{3,}|={3,}|>{3,}|\|{3,})( .*)?")
+    texts = [*ROOT.glob("*"), *ROOT.glob("docs/**/*"), *ROOT.glob("examples/**/*")]
+    assert not [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in texts
+        if path.suffix in {".md", ".toml", ".yaml", ".cff", ".py"}
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if left.fullmatch(line) and not line.startswith(">>> ")
+    ]
+
+
 def test_no_message_or_docstring_speaks_in_private_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {word!r} in {text.strip().splitlines()[0][:60]!r}"

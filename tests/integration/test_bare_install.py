@@ -151,6 +151,20 @@ def test_what_needs_torch_says_so_in_one_way(bare: Path, place: Path) -> None:
     assert done.returncode == 2 and hint in done.stderr, done
 
 
+def test_the_environment_that_has_torch_is_named(bare: Path, place: Path) -> None:
+    (place / "needs.py").write_text("import torch\n\ndef f(x: int):\n    return {'y': x}\n")
+    package = place / ".venv/lib/python3.11/site-packages/torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (place / "below").mkdir()
+    done = muster(bare, place, "sweep", "needs.py:f", "--grid", "x=1", "--devices", "cpu:1")
+    assert "or name the Python that has torch: --python .venv." in done.stderr, done
+    done = muster(bare, place, "train", "digits", "--devices", "cpu:1")
+    assert "or .venv/bin/pip install muster-gpu, and then .venv/bin/muster." in done.stderr
+    done = muster(bare, place / "below", "train", "digits", "--devices", "cpu:1")
+    assert f"or {place}/.venv/bin/pip install" in done.stderr
+
+
 def test_the_machine_is_looked_at_without_torch(bare: Path, place: Path) -> None:
     done = muster(bare, place, "doctor", "--quick", "--json")
     found = json.loads(done.stdout)

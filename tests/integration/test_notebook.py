@@ -72,6 +72,27 @@ def test_the_example_runs_whole_and_is_kept_without_its_outputs(tmp_path: Path) 
     assert said(notebook, trained).splitlines()[-1] == "0"
 
 
+FAILS = """
+import muster
+
+
+def fails(x: int):
+    raise ValueError("why it failed")
+
+
+run = muster.sweep(fails, grid={"x": [1, 2]}, devices="cpu:1", run_dir="f")
+print(run.failures()[0].message)
+"""
+
+
+def test_a_cell_says_where_the_causes_of_failures_are(tmp_path: Path) -> None:
+    notebook = of_cells(FAILS)
+    run(notebook, tmp_path)
+    assert "why it failed" in said(notebook, 0)
+    shown = [out.data["text/html"] for out in notebook.cells[0].outputs if "data" in out]
+    assert "2 failed: failures() of the run has the causes" in shown[-1]
+
+
 SLOW = """
 import json, os, pathlib, time
 import muster

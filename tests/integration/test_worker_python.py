@@ -135,3 +135,105 @@ def test_ranks_say_how_they_get_another_python(
 ) -> None:
     done = muster_main(*words)
     assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+@pytest.fixture
+def with_package(tmp_path: Path) -> tuple[Path, Path]:
+    """A project whose own package only its environment finds, as after `pip install -e .`: a
+    folder on the path, and a finder of setuptools that maps names to places."""
+    for name in ("src/mine", "flat/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / "model.py").write_text("SCALE = 2\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    (tmp_path / "work.py").write_text(
+        "from mine.model import SCALE\nfrom other import model\n\n\n"
+        "def f(x: int):\n    return {'y': x * SCALE * model.SCALE}\n\n\n"
+        "def g(record):\n    return {'n': record['n'] * SCALE}\n"
+    )
+    (tmp_path / "in.jsonl").write_text('{"n": 1}\n')
+    python = tmp_path / ".venv"
+    venv.create(python, with_pip=False)
+    (packages,) = python.glob("lib/python*/site-packages")
+    (packages / "mine.pth").write_text(f"{tmp_path / 'src'}\n")
+    (packages / "finder_of_other.py").write_text(
+        "import importlib.util, sys\n"
+        f"MAPPING = {{'other': '{tmp_path}/flat/other'}}\n"
+        "class Finder:\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, path=None, target=None):\n"
+        "        if name in MAPPING:\n"
+        "            return importlib.util.spec_from_file_location(\n"
+        "                name, MAPPING[name] + '/__init__.py')\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    (packages / "other.pth").write_text("import finder_of_other\n")
+    return tmp_path, python
+
+
+@pytest.mark.parametrize("changed", ["src/mine/model.py", "flat/other/model.py"])
+def test_a_package_that_only_the_other_python_finds_is_followed(
+    changed: str, with_package: tuple[Path, Path], muster_main: MusterCli
+) -> None:
+    """A change in it went unnoticed: old and new results stood in one table."""
+    place, python = with_package
+    words = ("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r")
+    there = ("--python", str(python))
+    done = muster_main(*words, *there)
+    assert done.returncode == 0, done.stderr
+    code = json.loads((place / "r/run.json").read_bytes())["code"]
+    assert {"work.py", "src/mine/model.py", "flat/other/model.py"} <= set(code)
+    again = muster_main(*words, *there)
+    assert again.returncode == 0, "nothing has changed"
+    assert muster_main("resume", "r").returncode == 0
+    (place / changed).write_text("SCALE = 3\n")
+    for refused in (
+        muster_main(*words[:3], "x=2,5", *words[4:], *there),
+        muster_main(*words, *there, "--dry-run"),
+        muster_main("resume", "r"),
+        muster_main("add", "r", "--grid", "x=5"),
+    ):
+        assert refused.returncode == 2 and changed in refused.stderr, refused
+    mixed = muster_main(*words[:3], "x=2,5", *words[4:], *there, "--allow-changed-code")
+    assert mixed.returncode == 0, mixed.stderr
+
+
+def test_a_map_follows_it_too(with_package: tuple[Path, Path], muster_main: MusterCli) -> None:
+    """Muster's own Python loads the file of a stage, so that the import has to wait."""
+    place, python = with_package
+    words = ("map", "work.py:g", "--input", "in.jsonl", "--output", "out.jsonl", "--run-dir", "m",
+             "--devices", "cpu:1", "--python", str(python))  # fmt: skip
+    done = muster_main(*words)
+    assert done.returncode == 2 and "this Python, which has no module mine" in done.stderr
+    assert "import mine inside of the function or of setup()" in done.stderr
+    (place / "work.py").write_text(
+        "def g(record):\n    from mine.model import SCALE\n    return {'n': record['n'] * SCALE}\n"
+    )
+    done = muster_main(*words)
+    assert done.returncode == 0, done.stderr
+    assert muster_main(*words).returncode == 0
+    (place / "src/mine/model.py").write_text("SCALE = 3\n")
+    refused = muster_main(*words)
+    assert refused.returncode == 2 and "src/mine/model.py" in refused.stderr, refused
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
+def test_children_that_a_task_spawns_are_of_the_same_python(
+    way: str, project: Path, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """Workers of a data loader are such: they find the task's file, and the project's packages."""
+    (tmp_path / "work.py").write_text(
+        "import multiprocessing, sys\nfrom concurrent.futures import ProcessPoolExecutor\n"
+        "import only_there\n\n\n"
+        "def twice(x):\n    return only_there.twice(x), sys.prefix\n\n\n"
+        "def f(x: int):\n"
+        "    context = multiprocessing.get_context('WAY')\n"
+        "    with ProcessPoolExecutor(2, mp_context=context) as pool:\n"
+        "        (y, place), = pool.map(twice, [x])\n"
+        "    return {'y': y, 'in': place}\n".replace("WAY", way)
+    )
+    done = muster_main("sweep", "work.py:f", "--grid", "x=2,3", "--devices", "cpu:1",
+                       "--python", str(project), "--run-dir", "r")  # fmt: skip
+    assert done.returncode == 0, done
+    rows = muster.Run(tmp_path / "r").results().to_pylist()
+    assert [(row["y"], row["in"]) for row in rows] == [(4, str(project)), (6, str(project))]

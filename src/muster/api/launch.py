@@ -33,6 +33,7 @@ from muster.api.sweeps.plans import (
     check_same_plan,
     choose_folder,
     is_done,
+    other_sources,
     refuse_past_limits,
     renewal,
 )
@@ -41,6 +42,7 @@ from muster.api.sweeps.search_options import SearchOptions
 from muster.api.sweeps.workload import (
     Workload,
     check_executor_for,
+    for_python,
     in_folder,
     of_command,
     of_function,
@@ -111,6 +113,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     Raises what ``muster.sweep`` raises before it starts anything.
     """
     _check(workload, options)
+    workload = for_python(workload, options.python)
     options = on_hosts(options)
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
@@ -131,6 +134,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
     _check(workload, options)
+    workload = for_python(workload, options.python)
     with hosts_kept_open(options):
         return _run(workload, options, audience)
 
@@ -154,13 +158,14 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
             options.check_idle(has_gpus=has_gpus, records=options.monitor_interval_s > 0)
             if options.wait_s:  # the queue may have taken hours
                 refuse_past_limits(folder, workload, options, requests)
+        read_before = () if options.restart else other_sources(folder, workload)
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)
         session = stack.enter_context(open_run(folder, renew))
         lending.forget_other_choice()
         workload.begin(folder)
-        for line in workload.warnings:
+        for line in (*workload.warnings, *read_before):
             audience.warn(line)
         for line in placement_lines(placement, options):
             audience.say(line)
@@ -385,5 +390,5 @@ def sweep(
         workload = of_command(list(target), space, shell=shell, metrics_from=metrics_from)
     from muster.api.notebook import watched  # which knows an Audience from here
 
-    with watched(show) as audience:
+    with watched(show, "failures() of the run has the causes") as audience:
         return run_workload(workload, made, audience)

@@ -113,7 +113,7 @@ def map(
         options=reading,
         settings=settings,
     )
-    with watched(show) as audience:
+    with watched(show, "the records and the reasons are in errors.jsonl") as audience:
         return run_map(job, how, audience)
 
 

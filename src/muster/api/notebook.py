@@ -22,14 +22,14 @@ _STOPPED = "stopped: what is finished is saved; run this cell again to go on"
 
 
 @contextmanager
-def watched(show: Show | None) -> Iterator[Audience]:
+def watched(show: Show | None, failed: str) -> Iterator[Audience]:
     """A context in which ``show`` sees a run; without one, the cell of the notebook that this is
-    called from, if it is."""
+    called from, if it is. ``failed``: where the causes are of what has failed."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if show is not None or shell is None:
         yield Audience() if show is None else Audience(show=show)
         return
-    screen = _Cell(is_live=getattr(shell, "kernel", None) is not None)
+    screen = _Cell(failed, is_live=getattr(shell, "kernel", None) is not None)
     try:
         yield Audience(show=screen.show, warn=screen.warn)
     finally:
@@ -39,7 +39,8 @@ def watched(show: Show | None) -> Iterator[Audience]:
 class _Cell:
     """``is_live``: what was shown can be replaced; in a terminal each picture is a line."""
 
-    def __init__(self, *, is_live: bool) -> None:
+    def __init__(self, failed: str, *, is_live: bool) -> None:
+        self._failed = failed
         self._display: Any = importlib.import_module("IPython.display")
         self._is_live = is_live
         self._id = uuid.uuid4().hex
@@ -53,7 +54,7 @@ class _Cell:
         self._last, now = view, time.monotonic()
         if now - self._shown_s >= self._every_s:
             self._shown_s = now
-            self._draw(view, _DRAINING if view.phase == "draining" else "")
+            self._draw(view, *([_DRAINING] if view.phase == "draining" else []))
 
     def warn(self, line: str) -> None:
         self._warnings.append(line)
@@ -61,12 +62,14 @@ class _Cell:
     def end(self) -> None:
         """The last picture, which stays."""
         if self._last is not None:
-            is_stopped = self._last.num_ended < self._last.total
-            self._draw(self._last, _STOPPED if is_stopped else "", is_over=True)
+            last = self._last
+            notes = [f"{last.num_failed:,} failed: {self._failed}"] if last.num_failed else []
+            notes += [_STOPPED] if last.num_ended < last.total else []
+            self._draw(last, *notes, is_over=True)
 
-    def _draw(self, view: RunView, note: str, *, is_over: bool = False) -> None:
-        notes = [*self._warnings, *(f"{kind}: {text}" for kind, text in view.notes[-3:])]
-        notes += [note] if note else []
+    def _draw(self, view: RunView, *more: str, is_over: bool = False) -> None:
+        happened = (f"{kind}: {text}" for kind, text in view.notes[-3:])
+        notes = [*self._warnings, *happened, *more]
         data = {"text/plain": "\n".join([plain_line(view), *map(one_line, notes)])}
         if self._is_live:
             data["text/html"] = picture(view, notes, is_over=is_over)

@@ -23,7 +23,14 @@ from typing import NamedTuple
 
 from muster.base.cells import is_snapshot, name_of
 from muster.base.errors import PlanMismatchError, TargetError
-from muster.base.modules import Finder, Found, is_installed, read_source, version_of
+from muster.base.modules import (
+    Finder,
+    Found,
+    Interpreter,
+    is_installed,
+    read_source,
+    version_of,
+)  # fmt: skip
 from muster.base.target import TargetRef, find_source
 
 #: File name (relative to the project folder, with ``/``) → sha256 of its bytes; and for recipes
@@ -39,9 +46,13 @@ _SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".lua", ".rb", ".
 _SHOWN = 8
 
 
-def code_of(refs: Iterable[TargetRef], base_folder: Path | None = None) -> dict[str, str]:
-    """The code of these targets; TargetError for a file that is missing or no Python."""
-    walk = _Walk(Path.cwd() if base_folder is None else base_folder)
+def code_of(
+    refs: Iterable[TargetRef], base_folder: Path | None = None, other: Interpreter | None = None
+) -> dict[str, str]:
+    """The code of these targets, which ``other`` runs if it is given; TargetError for a file that
+    is missing or no Python.
+    """
+    walk = _Walk(Path.cwd() if base_folder is None else base_folder, other=other)
     for ref in dict.fromkeys(refs):
         walk.add_target(ref)
     return walk.result()
@@ -120,7 +131,10 @@ class _Source(NamedTuple):
 class _Walk:
     """From the first files to everything that they import and that is the user's."""
 
-    def __init__(self, base: Path, *, is_strict: bool = True) -> None:
+    def __init__(
+        self, base: Path, *, is_strict: bool = True, other: Interpreter | None = None
+    ) -> None:
+        self._other = other
         self._base = Path(os.path.abspath(base))
         self._is_strict = is_strict
         self._roots = [project_folder(self._base)]
@@ -150,7 +164,7 @@ class _Walk:
         own = Path(os.path.abspath(path))
         if not is_recipe:
             self._add_root(own.parent)
-        self._import(ref.location, Finder([str(self._base)]))
+        self._import(ref.location, self._finder(self._base))
         if own not in self._digests:  # installed: its own file counts all the same
             self._note(own, is_python=True)
 
@@ -158,7 +172,7 @@ class _Walk:
         """What ``python -m name`` runs, if it is the user's."""
         if not all(part.isidentifier() for part in name.split(".")):
             return
-        finder = Finder([str(self._base)])
+        finder = self._finder(self._base)
         self._import(name, finder)
         self._import(f"{name}.__main__", finder)
 
@@ -182,7 +196,10 @@ class _Walk:
     def _add_file(self, path: Path) -> None:
         """A file that is run by its path: its own folder is the first on its module path."""
         self._add_root(path.parent)
-        self._walk(path, "", False, Finder([str(path.parent), str(self._base)]))
+        self._walk(path, "", False, self._finder(path.parent, self._base))
+
+    def _finder(self, *folders: Path) -> Finder:
+        return Finder([str(folder) for folder in folders], self._other)
 
     def _add_root(self, folder: Path) -> None:
         if not any(_is_below(folder, root) for root in self._roots):
@@ -281,6 +298,8 @@ class _Walk:
             return False
         if path.is_relative_to(_RECIPES):
             return self._has_recipe
+        if self._other is not None and path.is_relative_to(self._other.library):
+            return False
         return not is_installed(path) and any(_is_below(path, root) for root in self._roots)
 
 

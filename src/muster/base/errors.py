@@ -77,13 +77,15 @@ class SetupError(MusterError):
 
 
 class MissingPackageError(SetupError):
-    """An optional package is not installed; the hint names the extra that brings it."""
+    """An optional package is not installed; the hint names the extra that brings it, or without
+    one the package."""
 
     def __init__(self, doing: str, package: str, extra: str, *, instead: str = "") -> None:
         other = f", or {instead}" if instead else ""
+        install = how_to_install(extra) if extra else f"pip install {package}"
         super().__init__(
             f"{doing} needs the package {package}, which is not installed.",
-            hint=f"{how_to_install(extra)}{other}.",
+            hint=f"{install}{other}.",
         )
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from muster.base.errors import TargetError
-from muster.base.shown_text import one_line
+from muster.base.settings import variable
+from muster.base.shown_text import one_line, shell_word
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,11 +36,21 @@ class Found(NamedTuple):
     folders: tuple[str, ...] | None = None
 
 
-class Finder:
-    """Modules by name as a process finds them that has ``folders`` first on its path."""
+class Interpreter(NamedTuple):
+    """Another Python: where it looks for modules, in its order, and where its own library is."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
-        self.folders = list(dict.fromkeys((*folders, *sys.path)))
+    path: tuple[str, ...]
+    library: str
+
+
+class Finder:
+    """Modules by name as a process finds them that has ``folders`` first on its path: one of this
+    Python, or of ``other``.
+    """
+
+    def __init__(self, folders: Sequence[str], other: Interpreter | None = None) -> None:
+        self._is_ours = other is None
+        self.folders = list(dict.fromkeys((*folders, *(sys.path if other is None else other.path))))
         self._known: dict[str, Found | None] = {}
         importlib.invalidate_caches()
 
@@ -62,7 +73,7 @@ class Finder:
         # Only the last part is given: with the dotted name a namespace package would ask
         # sys.modules for its parent, which is not imported.
         spec = PathFinder.find_spec(last, folders)
-        if spec is None and not parent:
+        if spec is None and not parent and self._is_ours:
             try:
                 # Editable installs register finders of their own; a top-level name imports nothing.
                 spec = importlib.util.find_spec(last)
@@ -84,6 +95,21 @@ def is_installed(path: Path) -> bool:
         return True
     above = path.parent.parent
     return any((above / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+
+
+def environment_with(package: str) -> str:
+    """The folder of an environment other than this one that has ``package``, as a shell takes it;
+    empty where none is seen. A project's own is looked for here and above, then the active one.
+    """
+    here = Path.cwd()
+    own = [folder / name for folder in (here, *here.parents) for name in (".venv", "venv")]
+    active = [variable(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    for place in (*own, *(Path(text) for text in active if text)):
+        with suppress(OSError):
+            is_there = any(place.glob(f"lib/python3*/site-packages/{package}/__init__.py"))
+            if is_there and not place.samefile(sys.prefix):
+                return shell_word(place.relative_to(here) if place.is_relative_to(here) else place)
+    return ""
 
 
 def is_plain_file(file: str) -> bool:

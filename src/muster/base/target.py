@@ -27,12 +27,13 @@ from muster.base.modules import (
     FUNCTION,
     Finder,
     Found,
+    environment_with,
     is_installed,
     is_plain_file,
     names_at_top,
     names_in,
     read_source,
-)
+)  # fmt: skip
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
 #: Whether nothing of the user's is to run, as somebody has only pressed Tab.
@@ -294,7 +295,7 @@ def _names_of(function: Callable[..., Any]) -> tuple[str, str]:
     if "<lambda>" in qualname:
         raise TargetError(
             f"Cannot use a lambda: {why}, and a lambda has none.",
-            hint="write it as def at the top level of a file.",
+            hint="write it as def, at the top level of a file or in a cell.",
         )
     if "<locals>" in qualname:
         outer, _, inner = qualname.rpartition(".<locals>.")
@@ -385,7 +386,8 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python PATH."
+        there = environment_with("torch") or "PATH"
+        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python {there}."
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)

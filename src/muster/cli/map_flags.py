@@ -118,7 +118,7 @@ def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
         text = f"Recipe {recipe.name}: {doc}\n\nExample:\n  muster map {name} --output out.jsonl"
         groups = {"recipe": recipe.config, **_COMMON}
     elif name:
-        groups = {**_own(name), **_COMMON}
+        groups = {**_own(name, words), **_COMMON}
     elif {"-h", "--help", "--help-all", "--help_all"} & set(words):
         groups = {"place": StagesPlace, **_COMMON}
     else:
@@ -130,14 +130,22 @@ def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
     return parse_groups(groups, words, command, text, common=_FIRST, refused=_REFUSED)
 
 
-def _own(target: str) -> dict[str, Any]:
+def _own(target: str, words: Sequence[str]) -> dict[str, Any]:
     from muster.base.target import load_value, parse_target
 
     try:
         found: Any = load_value(parse_target(target))
-    except TargetError:
+    except TargetError as error:
         if target.isidentifier():
             raise unknown("pipeline", target, MapRecipe) from None
+        missing = error.__cause__
+        names_python = any(word.partition("=")[0] == "--python" for word in words)
+        if names_python and isinstance(missing, ModuleNotFoundError):
+            raise TargetError(
+                f"{target} cannot be loaded by this Python, which has no module {missing.name}.",
+                hint="the workers of a map run in the Python of --python, but its stages are "
+                f"looked at here: import {missing.name} inside of the function or of setup().",
+            ) from error
         raise
     is_class = isinstance(found, type) and dataclasses.is_dataclass(found)
     return {"stage": Part(of=found, is_loose=True)} if is_class else {}

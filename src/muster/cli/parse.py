@@ -42,6 +42,14 @@ class MissingFlag(UsageError):
         self.option = option
 
 
+class UnknownFlag(UsageError):
+    """A flag that the command does not have; ``name`` is without hyphens at its front."""
+
+    def __init__(self, message: str, hint: str, name: str) -> None:
+        super().__init__(message, hint=hint)
+        self.name = name
+
+
 class Said(NamedTuple):
     """A flag of a command line, by the name that was typed, with its words and its value."""
 
@@ -311,9 +319,10 @@ class _Reading:
                 )
         near = difflib.get_close_matches(name, self._names, n=1, cutoff=0.7)
         hint = f"did you mean --{near[0]}? " if near else ""
-        return UsageError(
+        return UnknownFlag(
             f"muster {self._command} has no flag {flag}.",
-            hint=f"{hint}`muster {self._command} --help-all` lists its flags.",
+            f"{hint}`muster {self._command} --help-all` lists its flags.",
+            name,
         )
 
 

@@ -85,6 +85,20 @@ def as_program(words: Sequence[str], flags: Collection[str]) -> str | None:
     return " ".join(map(_quoted, ["muster", "sweep", *options, "--", *program]))
 
 
+def values_of(name: str, words: Sequence[str]) -> list[str]:
+    """What stands behind the flag ``--name``, up to the next one; ``--name=value`` as well."""
+    found: list[str] = []
+    is_inside = False
+    for word in words:
+        if kind_of_word(word) == "flag":
+            flag, equals, value = word.partition("=")
+            is_inside = flag.lstrip("-").replace("_", "-") == name.replace("_", "-")
+            found += [value] if is_inside and equals else []
+        elif is_inside:
+            found.append(word)
+    return found
+
+
 def _program(word: str) -> list[str] | None:
     parts = shlex.split(word) if " " in word else [word]
     if not parts:

@@ -80,7 +80,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise MissingPackageError("Reading a sweep file", "pyyaml", "search") from error
+        raise MissingPackageError("Reading a sweep file", "pyyaml", "") from error
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -196,9 +196,11 @@ def convert_space(space: Space, signature: Signature) -> Space:
     would read, and values that turn out to be the same.
     """
     if space.seeds is not None and not (signature.takes_seed or signature.takes_ctx):
+        count = len(space.seeds)
+        given = "1 seed is given" if count == 1 else f"{count} seeds are given"
         raise UsageError(
-            f"{len(space.seeds)} seeds are given, but the target takes neither seed nor ctx: "
-            "every seed would compute the same.",
+            f"{given}, but the target takes neither seed nor ctx: every seed would compute "
+            "the same.",
             hint="add a parameter seed to the function, or leave the seeds out.",
         )
     check_names(signature, space.names)

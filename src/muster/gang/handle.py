@@ -17,6 +17,7 @@ from typing import IO
 
 from muster.base import processes
 from muster.base.errors import MissingPackageError, SetupError, how_to_install
+from muster.base.modules import environment_with
 from muster.base.reaper import Reaper
 from muster.base.settings import child_environment, waiting_threads
 
@@ -81,7 +82,11 @@ def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
     MissingPackageError where torch is not installed, SetupError where it is too old.
     """
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("Starting ranks", "torch", "torch")
+        there = environment_with("torch")
+        instead = f"{there}/bin/pip install muster-gpu, and then {there}/bin/muster"
+        raise MissingPackageError(
+            "Starting ranks", "torch", "torch", instead=instead if there else ""
+        )
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):  # it is on the path and not installed

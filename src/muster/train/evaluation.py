@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from muster.base.device_faults import is_out_of_memory
-from muster.base.errors import TargetError, UnknownNameError
+from muster.base.errors import TargetError
 from muster.rank.meter import free_cached
 from muster.rank.precision import Precision
 from muster.rank.process_group import Gang
@@ -192,11 +193,17 @@ def _number(value: Any) -> Any:
 def monitored(metrics: Mapping[str, Any], task: Task) -> float:
     """The monitored metric.
 
-    Raises UnknownNameError where the task does not give it, TargetError where it is no number.
+    Raises TargetError where the task does not give it, or it is no number.
     """
     name = type(task).__name__
     if task.monitor not in metrics:
-        raise UnknownNameError(f"metric to monitor in {name}", task.monitor, metrics)
+        names = [str(metric) for metric in metrics]
+        near = [*difflib.get_close_matches(task.monitor, names, n=1), *names, "NAME"][0]
+        raise TargetError(
+            f"{name} chooses the best model by {task.monitor!r}, and its metrics are "
+            f"{', '.join(names) or 'none'}.",
+            hint=f"write monitor = {near!r} in the class, and better = 'higher' or 'lower'.",
+        )
     value = metrics[task.monitor]
     if not isinstance(value, int | float):
         raise TargetError(

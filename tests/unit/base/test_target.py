@@ -396,7 +396,7 @@ class Model:
         (
             lambda: None,
             "Cannot use a lambda: workers import the function by name, and a lambda has none.\n"
-            "Hint: write it as def at the top level of a file.",
+            "Hint: write it as def, at the top level of a file or in a cell.",
         ),
         (
             outer(),

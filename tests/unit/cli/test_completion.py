@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 
-from muster.cli.main import COMMANDS, main
+from muster.cli.main import COMMANDS
 
 OLD = Path(__file__).parents[2] / "fixtures/old_runs/0.1.0"
 
@@ -166,15 +165,54 @@ def test_bash_completes_at_the_tab(place: Path, on_path: dict[str, str]) -> None
         shell.close(force=True)
 
 
+#: How a shell is started without the settings of whoever runs the tests, and given its script.
+_OTHERS = {
+    "zsh": (["-f", "-i"], "autoload -Uz compinit; compinit -D; source <(muster completion zsh)"),
+    "fish": (["--no-config", "-i"], "muster completion fish | source"),
+}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["zsh", "fish"])
-def test_the_other_shells_read_their_script(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(_OTHERS))
+def test_the_other_shells_complete_at_the_tab(
+    name: str, place: Path, on_path: dict[str, str]
+) -> None:
     if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
-    script = subprocess.run(
-        [sys.executable, "-m", "muster", "completion", name], capture_output=True, text=True,
-        check=True,
-    ).stdout  # fmt: skip
-    (tmp_path / "script").write_text(script)
-    subprocess.run([name, "-n", str(tmp_path / "script")], check=True)
-    assert main(["completion", name]) == 0
+        pytest.skip(f"{name} is not installed (apt-get install {name})")
+    words, setting_up = _OTHERS[name]
+    environment = {**on_path, "HOME": str(place)}
+    shell = pexpect.spawn(
+        name, words, cwd=str(place), env=environment, encoding="utf-8", timeout=120  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        shell.sendline(f"{setting_up}; echo sour''ced")
+        shell.expect("sourced\r\n")
+        for number, (typed, grown) in enumerate(
+            (
+                ("sweep work.py:on", ["sweep", "work.py:one"]),
+                ("sweep w", ["sweep", "work.py:behind"]),  # what is behind the colon comes next
+                ("train digits --strategy=fs", ["train", "digits", "--strategy=fsdp"]),
+                ("train digits --strategy fs", ["train", "digits", "--strategy", "fsdp"]),
+                ("comple\tfi", ["completion", "fish"]),
+                ("status runs/sw", ["status", "runs/sweep-failed"]),
+                ("map work.py:one --input wo", ["map", "work.py:one", "--input", "work.py"]),
+            )
+        ):
+            # What the shell has made of the line is told by a program of that name.
+            program = place / "bin" / "told"
+            program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {place}/told-{number}\n")
+            program.chmod(0o755)
+            shell.send(f"muster {typed}\t")
+            shell.send("behind" if grown[-1].endswith("behind") else "")
+            shell.send("\x01" + "told ")  # in front of the line
+            shell.send(f"\x05; echo li''ne-{number}\n")
+            shell.expect_exact(f"line-{number}\r\n")
+            made = (place / f"told-{number}").read_text().splitlines()
+            assert made == ["muster", *grown], (name, typed)
+        (place / "runs/sweep-failed").rename(place / "runs/$(touch bad)")
+        shell.send("muster status runs/\t\n")
+        shell.sendline("echo the e''nd")
+        shell.expect_exact("the end\r\n")
+        assert not (place / "bad").exists(), "the name was run as a command"
+    finally:
+        shell.close(force=True)

@@ -208,3 +208,24 @@ def test_a_wrong_stage_ends_a_map_before_its_first_record(
     said = capsys.readouterr().out
     assert told in said and "out: 0 records in" in said
     assert said.count("cannot be") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["sweep", "work.py:square", "--x", "1", "2"], "write --grid x=1,2; each value is a task"),
+        (["sweep", "work.py:square", "--x=1"], "write --grid x=1; each value"),
+        (["sweep", "work.py:square", "--x"], "write --grid x=VALUE,VALUE; each value"),
+        (["sweep", "work.py:square", "--y", "1"], "has no flag --y."),
+        (["sweep", "e.toml"], "started by muster start e.toml"),
+        (["start", "e"], "did you mean e.toml?"),
+        (["start", "runs/e"], "goes on with `muster resume RUN`"),
+    ],
+)
+def test_what_belongs_to_another_flag_or_command_is_said_so(
+    argv: list[str], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "e.toml").write_text('command = "sweep"\ntarget = "work.py:square"\ngrid.x = [1]\n')
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert says in told and "Traceback" not in told, told

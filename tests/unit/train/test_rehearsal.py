@@ -71,7 +71,7 @@ def test_a_mistake_ends_before_the_first_step_with_its_name_and_line(
             tasks.ListIsMonitored,
             "what ListIsMonitored.summarise gives for it is a list",
         ),
-        (tasks.NothingOfThatName, "did you mean 'loss'?"),
+        (tasks.NothingOfThatName, "write monitor = 'loss' in the class"),
         (tasks.NumberFromScore, "NumberFromScore.score gave float, not Mapping."),
         (tasks.NoOptimizer, "NoOptimizer.optimizer gave NoneType, not Optimizer."),
     ],

@@ -22,8 +22,12 @@ def read_tree(file: Path) -> tuple[dict[str, Any], Places]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        written = [f"{file}{ending}" for ending in (".toml", ".yaml", ".yml")]
+        there = [name for name in written if Path(name).is_file()]
+        near = f"did you mean {there[0]}?" if there else "`muster init FILE` writes one."
         raise UsageError(
-            f"Cannot read {file}: {why}.", hint="`muster init FILE` writes one."
+            f"Cannot read {file}: {why}.",
+            hint=f"{near} A run that was started goes on with `muster resume RUN`.",
         ) from None
     if file.suffix.lower() in (".yaml", ".yml"):
         return _read_yaml(text, file.name)
@@ -72,7 +76,7 @@ def _read_yaml(text: str, name: str) -> tuple[dict[str, Any], Places]:
         import yaml
     except ImportError:
         raise MissingPackageError(
-            f"Reading {name}", "pyyaml", "all", instead="write the same as TOML"
+            f"Reading {name}", "pyyaml", "", instead="write the same as TOML"
         ) from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import RetryPolicy
+from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.store import NewTask
 from muster.farm.plan import Numbers
 from muster.farm.task import Outcome, TargetSpec, TaskState
@@ -227,7 +228,10 @@ def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFol
     return Workload(
         name=job.name,
         targets=(_TARGET,),
-        code=code_of(spec.ref for spec in job.stages),
+        code=code_of(
+            (spec.ref for spec in job.stages),
+            other=None if options.python is None else worker_python(options.python).modules,
+        ),
         spec=fixed,
         fixed=fixed,
         total=total,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.api.runs import Run, changing
 from muster.api.start.earlier_work import check_code
-from muster.api.sweeps.workload import Workload, plan_id_of
+from muster.api.sweeps.workload import Workload, for_python, plan_id_of
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import own_words
 from muster.base.shown_text import command_line, shell_word
@@ -113,8 +114,10 @@ def add_tasks(
     """
     check_may_grow(run)
     check_priority(priority)
+    python = run.stored.options.get("python")
     for workload in workloads:
-        check_code(run.folder, workload.code, may_change=may_change_code)
+        here = for_python(workload, None if python is None else Path(python))
+        check_code(run.folder, here.code, may_change=may_change_code)
     folder = run.folder
     while True:
         new, num_known = beside(run, workloads, priority)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.runs import Run
-from muster.api.start.earlier_work import check_code
+from muster.api.start.earlier_work import check_code, has_results
 from muster.api.start.limits import refuse_to_begin
 from muster.api.start.options import SweepOptions
-from muster.api.sweeps.workload import Workload, as_texts, over_space, plan_id_of
+from muster.api.sweeps.workload import Workload, as_texts, over_space, plan_id_of, ref_of_spec
 from muster.base import codec
 from muster.base.cells import moved_with
 from muster.base.code import Code, code_of, code_of_command
@@ -22,7 +22,6 @@ from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import job_place
 from muster.base.shown_text import shell_word
 from muster.base.signals import Requests
-from muster.base.target import TargetRef
 from muster.farm.canonical import decode, encode_canonical
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.worker_process import worker_python
@@ -33,7 +32,7 @@ from muster.farm.space import SEED, Space
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places
 from muster.run.folder import RunFolder, folder_for
-from muster.run.record import RunRecord, environment, new_record, plain_options
+from muster.run.record import RunRecord, environment, new_record, plain_options, read_run
 from muster.run.session import Renew
 from muster.search.spec import SearchSpec
 
@@ -103,9 +102,28 @@ def renewal(
             asked["environment"] = _versions(options, environment())
         if argv:  # paths in it are relative to where it was typed
             asked |= {"argv": tuple(argv), "cwd": str(Path.cwd())}
+        if workload.targets and workload.targets[0].kind == "command":
+            source = workload.targets[0].metrics_from
+            asked["targets"] = ({**before.targets[0], "metrics_from": source},)
         return dataclasses.replace(before, options=plain_options(options), **asked)
 
     return renew
+
+
+def other_sources(folder: RunFolder, workload: Workload) -> tuple[str, ...]:
+    """A remark where tasks are done whose numbers were read in another way than is asked for."""
+    if not folder.exists() or not has_results(folder):
+        return ()
+    before = {str(old.get("metrics_from") or "") for old in read_run(folder).targets}
+    now = {spec.metrics_from for spec in workload.targets}
+    if before == now:
+        return ()
+    said = " and ".join(sorted(text for text in before if text))
+    earlier = f"with --metrics-from {said}" if said else "without --metrics-from"
+    return (
+        f"Tasks that are done were started {earlier}; their numbers are not read again. "
+        "Hint: --restart runs all of them with the new one, and keeps the old run.",
+    )
 
 
 def _versions(options: SweepOptions, ours: Mapping[str, str]) -> dict[str, str]:
@@ -113,7 +131,7 @@ def _versions(options: SweepOptions, ours: Mapping[str, str]) -> dict[str, str]:
     if options.python is None:
         return dict(ours)
     kept = {name: version for name, version in ours.items() if name == "muster-gpu"}
-    return {**worker_python(options.python), **kept}
+    return {**worker_python(options.python).versions, **kept}
 
 
 def check_same_plan(
@@ -228,7 +246,7 @@ def stored_workload(run: Run) -> Workload:
         return workload
     from muster.api.sweeps.search import as_search  # few runs are searches
 
-    known = None if targets[0].kind == "command" else look(_ref(targets[0]))
+    known = None if targets[0].kind == "command" else look(ref_of_spec(targets[0]))
     return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)
 
 
@@ -246,7 +264,7 @@ def workload_over(run: Run, space: Space) -> Workload:
     if spec.kind == "command":
         check_places(list(spec.argv), space.names)
         return over_space(stored.name, spec, as_texts(space), code)
-    ref = _ref(spec)
+    ref = ref_of_spec(spec)
     if ref.kind == "file":  # named from where the run was started
         ref = dataclasses.replace(ref, location=str(Path(stored.cwd, ref.location)))
     return over_space(stored.name, spec, convert_space(space, look(ref)), code)
@@ -274,14 +292,9 @@ def go_to(cwd: str) -> None:
 
 
 def _stored_code(targets: tuple[TargetSpec, ...], base: Path) -> Code:
-    refs = [_ref(target) for target in targets if target.kind == "function"]
+    refs = [ref_of_spec(target) for target in targets if target.kind == "function"]
     commands = [target.argv for target in targets if target.kind == "command"]
     found = code_of(refs, base)
     for argv in commands:
         found.update(code_of_command(argv, base))
     return found
-
-
-def _ref(spec: TargetSpec) -> TargetRef:
-    is_file = spec.location.endswith(".py")
-    return TargetRef("file" if is_file else "module", spec.location, spec.attribute)

@@ -121,6 +121,24 @@ def in_folder(workload: Workload, folder: RunFolder) -> Workload:
     return dataclasses.replace(workload, targets=tuple(targets))
 
 
+def for_python(workload: Workload, python: Path | None) -> Workload:
+    """The workload of a sweep with its code as ``--python`` finds it, which has packages of its
+    own: a project's are often installed there alone, and editable."""
+    if python is None or workload.is_map:
+        return workload
+    specs = [spec for spec in workload.targets if spec.kind == "function"]
+    found: dict[str, str] = {}
+    for spec in specs:
+        base = Path(spec.base_folder or Path.cwd())
+        found |= code_of([ref_of_spec(spec)], base, worker_python(python).modules)
+    return dataclasses.replace(workload, code=found)
+
+
+def ref_of_spec(spec: TargetSpec) -> TargetRef:
+    is_file = spec.location.endswith(".py")
+    return TargetRef("file" if is_file else "module", spec.location, spec.attribute)
+
+
 def plan_id_of(spec: Mapping[str, Any]) -> str:
     return hashlib.blake2b(to_json(dict(spec)), digest_size=16).hexdigest()
 

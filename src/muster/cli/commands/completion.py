@@ -46,13 +46,20 @@ complete -o default -F _muster muster""",
     "zsh": r"""_muster() {
     local -a found
     found=("${(@f)$(muster completion zsh --line "${(j: :)words[1,CURRENT]}" 2>/dev/null)}")
-    if [[ -n ${found[1]} ]]; then compadd -- "${found[@]}"; else _files; fi
+    [[ -n ${found[1]} ]] || { _files; return; }
+    compadd -S '' -- "${(@M)found:#*:}"
+    compadd -- "${(@)found:#*:}"
 }
 compdef _muster muster""",
     "fish": r"""function __muster_complete
-    muster completion fish --line (commandline -cp | string collect) 2>/dev/null
+    set -l found (muster completion fish --line (commandline -cp | string collect) 2>/dev/null)
+    if set -q found[1]
+        printf "%s\n" $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c muster -a '(__muster_complete)'""",
+complete -c muster -f -a '(__muster_complete)'""",
 }
 
 

@@ -6,10 +6,8 @@ import dataclasses
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,15 +21,15 @@ from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
-from muster.base.modules import names_at_top, read_source
 from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.output import summary_line
-from muster.cli.parse import Parsed, parse_groups
+from muster.cli.parse import Parsed, UnknownFlag, parse_groups
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, sweep_recipe, unknown
-from muster.cli.values import as_program, is_script, split_command, split_target
+from muster.cli.sweep_advice import no_numbers, refuse_parameter, refuse_program
+from muster.cli.values import is_script, split_command, split_target
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
@@ -158,10 +156,15 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
         )
     if not target:
         _help_or_complain(words)
-    _refuse_program([target, *words])
+    options = [option for name, group in _ALL.items() for option in options_of(name, group)]
+    refuse_program([target, *words], {f"--{option.name}" for option in options})
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
         raise unknown("recipe", target, Recipe)
-    return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
+    try:
+        return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
+    except UnknownFlag as error:
+        refuse_parameter(target, words, error)
+        raise
 
 
 def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -261,39 +264,8 @@ def run_and_sum_up(
     elif not shown.quiet:
         _sum_up(run, seconds, made)
         if run.counts()[TaskState.DONE] and not (run.has_results() or run.has_metrics()):
-            output.say(_no_numbers(workload))
+            output.say(no_numbers(workload, run))
     return run.exit_code
-
-
-def _no_numbers(workload: Workload) -> str:
-    if any(spec.kind == "command" for spec in workload.targets):
-        return (
-            "No task handed over a number. A command does it with a JSON object in the file "
-            '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns. '
-            "Or it logs numbers over time, of which the last become columns: lines of JSON in the "
-            'file $MUSTER_METRICS, such as {"step": 3, "loss": 0.1}; in Python '
-            "muster.log(3, loss=0.1) writes them."
-        )
-    return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
-
-
-def _refuse_program(words: list[str]) -> None:
-    """A program is no target: say how it is swept, with the user's own parameters."""
-    if ":" in words[0] or "-h" in words or "--help" in words:
-        return
-    options = [option for name, group in _ALL.items() for option in options_of(name, group)]
-    line = as_program(words, {f"--{option.name}" for option in options})
-    if line is None:
-        return
-    functions: list[str] = []
-    if is_script(words[0]) and words[0].endswith(".py"):
-        with suppress(SyntaxError, ValueError):
-            functions = [f"{words[0]}:{name}" for name in names_at_top(read_source(Path(words[0])))]
-    listed = f"\n      or one of its functions: {', '.join(functions[:5])}." if functions else ""
-    raise UsageError(
-        f"The target {words[0]!r} names no function; a program is given after `--`.",
-        hint=f"write {line}{listed}",
-    )
 
 
 def _help_or_complain(words: list[str]) -> NoReturn:

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
+from muster.base.modules import Interpreter
 from muster.base.processes import RUN_MARKER
 from muster.base.settings import (
     CHECKPOINT_DIR,
@@ -27,6 +28,7 @@ from muster.base.settings import (
 from muster.farm import wire
 from muster.farm.decisions import signal_name
 from muster.farm.task import SlotSpec
+from muster.farm.worker.elsewhere import FINDER
 
 #: How much of a dead worker's last output is kept.
 TRACE_BYTES = 4096
@@ -87,20 +89,30 @@ class Channel:
             return len(data)  # the worker is dying; its death is reported elsewhere
 
 
-#: Muster in another interpreter: from where it is here, with what it needs, while everything else
-#: is that interpreter's own. orjson may be compiled for another Python; then theirs has to do.
-_ELSEWHERE = """
-import contextlib, json, sys
-ours = json.loads(sys.argv.pop(1))
-sys.path[:0] = ours
-import muster, muster_recipes
-with contextlib.suppress(ImportError):
-    import orjson
-del sys.path[:len(ours)]
+_WORK = """
 import muster.farm.worker.main as worker
+from muster.farm.worker import elsewhere
+elsewhere.bring_to_children(ours)
+sys.exit(worker.main(sys.argv[1:]))
 """
-_WORK = "sys.exit(worker.main(sys.argv[1:]))"
-_TELL = "from muster.run.record import environment; print(json.dumps(environment()))"
+#: An editable install is a folder on the path, or a finder that maps names of modules to places.
+_TELL = """
+import json, os, sysconfig
+import muster.farm.worker.main
+from muster.run.record import environment
+maps = [getattr(sys.modules.get(one.__module__), "MAPPING", {}) for one in sys.meta_path
+        if isinstance(one, type)]
+places = [os.path.dirname(place) for names in maps for place in names.values()]
+path = [os.path.abspath(place) for place in [*sys.path[1:], *places]]
+print(json.dumps([environment(), path, sysconfig.get_path("stdlib")]))
+"""
+
+
+class WorkerPython(NamedTuple):
+    """What workers find in an interpreter: the versions of packages, and the modules."""
+
+    versions: Mapping[str, str]
+    modules: Interpreter
 
 
 def interpreter(place: Path) -> str:
@@ -113,8 +125,8 @@ def interpreter(place: Path) -> str:
 
 
 @functools.cache
-def worker_python(place: Path) -> Mapping[str, str]:
-    """The versions that workers find in that interpreter; UsageError where it is none, SetupError
+def worker_python(place: Path) -> WorkerPython:
+    """What workers find in that interpreter; UsageError where it is none, SetupError
     where no worker can run there.
     """
     python, reason = interpreter(place), ["it printed nothing"]
@@ -123,8 +135,8 @@ def worker_python(place: Path) -> Mapping[str, str]:
             _in(python, _TELL), capture_output=True, text=True, timeout=120, check=False
         )
         if told.returncode == 0:
-            found: dict[str, str] = json.loads(told.stdout.strip().splitlines()[-1])
-            return found
+            versions, path, library = json.loads(told.stdout.strip().splitlines()[-1])
+            return WorkerPython(versions, Interpreter(tuple(path), library))
         reason = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
     except (ValueError, IndexError):
         pass  # it ended well and printed nothing
@@ -155,7 +167,7 @@ def _in(python: str, code: str) -> list[str]:
     specs = [importlib.util.find_spec(name) for name in ("muster", "orjson")]
     origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
     places = list(dict.fromkeys(str(origin.parents[1]) for origin in origins))
-    return [python, "-c", _ELSEWHERE + code, json.dumps(places)]
+    return [python, "-c", f"ours = {places!r}\n{FINDER}{code}"]
 
 
 def start_worker(
