@@ -156,7 +156,7 @@ class _Rank:
     seen_cpu: list[tuple[float, float]] = field(default_factory=list)  # as its node sees it
 
 
-class Watch:
+class StallDetector:
     """Collects heartbeats and judges; all times are seconds of one monotonic clock."""
 
     def __init__(self, world_size: int, limit_s: float) -> None:

@@ -51,7 +51,7 @@ Signature = tuple[tuple[int, int], ...]
 Numbers = NDArray[np.int64]
 
 
-class _Ahead:
+class _Prefetched:
     """What has been read ahead of these tasks. ``version``: when that began."""
 
     def __init__(self, ids: Numbers, version: int) -> None:
@@ -83,7 +83,7 @@ class TaskTable:
         self._changed_s, self._is_settled = 0.0, False
         self._remembered: dict[Any, Any] = {}
         self._run = ""
-        self._ahead: _Ahead | None = None
+        self._ahead: _Prefetched | None = None
         self.is_prepared = False
 
     # ------------------------------------------------------------------ following the ledger
@@ -118,7 +118,7 @@ class TaskTable:
         with self._lock:
             ahead = None if at_once else self._ahead  # which two at once would read twice
             if ahead is None or not self._has(ahead):
-                ahead = _Ahead(self._ids, self._version)
+                ahead = _Prefetched(self._ids, self._version)
             if not at_once:
                 self._ahead = ahead
         begin_s = time.thread_time()
@@ -143,9 +143,9 @@ class TaskTable:
             self._columns.setdefault(LINE, Cells(ahead.lines))
             self._renew(ledger, self._ids, np.flatnonzero(self._read_at > ahead.version))
             self.is_prepared = LINE in self._columns
-        _SHELF.used(self)
+        _CACHE.used(self)
 
-    def _has(self, ahead: _Ahead) -> bool:
+    def _has(self, ahead: _Prefetched) -> bool:
         return np.array_equal(self._ids[: len(ahead.ids)], ahead.ids)
 
     def refresh(self, *, at_once: bool = True) -> bool:
@@ -281,7 +281,7 @@ class TaskTable:
             yield
         finally:
             self._asking_now.discard(one)
-            _SHELF.used(self)
+            _CACHE.used(self)
 
     def parts(
         self, *, sort: str, descending: bool, text: str, state: str
@@ -400,7 +400,7 @@ class TaskTable:
         return self._cells(ledger, known[name])
 
 
-class _Shelf:
+class _TableCache:
     """The tables of all runs: those that nobody has used for the longest time keep nothing."""
 
     def __init__(self) -> None:
@@ -419,7 +419,7 @@ class _Shelf:
                 one.forget()
 
 
-_SHELF = _Shelf()
+_CACHE = _TableCache()
 
 
 def _words_of(is_running: bool) -> dict[int, str]:
