@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +26,7 @@ from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import is_held
 from muster.web.columns import LINE, Cells, Column, Names, cells_of, order, read_cells
+from muster.web.folder import Stamp, stamps_of
 from muster.web.query import BadQuery, parse, predicate
 
 #: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
@@ -47,7 +47,7 @@ _MOST_BYTES, _MOST_OF_ONE = 256_000_000, 128_000_000
 _READY, _CLAIMED = TaskState.READY.value, TaskState.CLAIMED.value
 _STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
 
-Signature = tuple[tuple[int, int], ...]
+Signature = tuple[Stamp, ...]
 Numbers = NDArray[np.int64]
 
 
@@ -90,14 +90,7 @@ class TaskTable:
 
     def signature(self) -> Signature:
         """Another one whenever something was recorded."""
-        ledger = self._folder.ledger
-        found = []
-        for path in (ledger, f"{ledger}-wal", ledger.with_suffix(".segment")):
-            with suppress(OSError):
-                stat = Path(path).stat()
-                if stat.st_size:  # an empty log comes and goes with whoever only looks
-                    found.append((stat.st_mtime_ns, stat.st_size))
-        return tuple(found)
+        return stamps_of(self._folder.ledger_files)
 
     @property
     def is_ready(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.errors import MusterError
@@ -15,7 +14,7 @@ from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.web.content.index import PAGES
 from muster.web.content.overview import head
-from muster.web.folder import Folder, Folders
+from muster.web.folder import Folder, Folders, stamp_of
 from muster.web.query import Query
 from muster.web.table import COMMIT_S
 
@@ -88,12 +87,11 @@ class RunPoll:
 
     def _changed_files(self) -> set[str]:
         run = self._folder.folder
-        ledger = run.ledger
+        ledger, log, segment = run.ledger_files
         now = {
-            name: _stamp(path)
+            name: stamp_of(path)
             for name, path in (
-                ("ledger", ledger), ("wal", Path(f"{ledger}-wal")),
-                ("segment", ledger.with_suffix(".segment")), ("status", run.status_json),
+                ("ledger", ledger), ("wal", log), ("segment", segment), ("status", run.status_json),
                 ("metrics", run.metrics), ("events", run.events), ("record", run.run_json),
                 ("published", run.published_json), ("results", run.training_results),
             )
@@ -230,7 +228,7 @@ class RunsPoll:
     def look(self, logs: Collection[str]) -> list[Change]:
         now = [
             (folder.id, _is_running(folder.folder), folder.changed_s(),
-             _stamp(Path(f"{folder.folder.ledger}-wal")))
+             stamp_of(folder.folder.ledger_files[1]))
             for folder in self._folders.all()
         ]  # fmt: skip
         before, self._seen = self._seen, sorted(now)
@@ -241,11 +239,3 @@ def _is_running(folder: RunFolder) -> bool:
     with suppress(OSError):  # another user's, which may not be looked into
         return is_held(folder)
     return False
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        found = path.stat()
-        if found.st_size:  # an empty log comes and goes with whoever only looks
-            return found.st_mtime_ns, found.st_size
-    return None
