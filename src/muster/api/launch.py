@@ -142,9 +142,10 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
     settings = read_settings()
     folder = choose_folder(workload, options)
-    placed = on_hosts(options, is_needed=options.restart or not is_done(folder, workload))
-    if placed.cluster.hosts is not None:
-        options = placed
+    placed = options
+    if options.cluster.hosts is not None:  # only then is the ledger read for it
+        placed = on_hosts(options, is_needed=options.restart or not is_done(folder, workload))
+        options = placed if placed.cluster.hosts is not None else options
     workload = in_folder(workload, folder)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         refuse_past_limits(folder, workload, options, requests)

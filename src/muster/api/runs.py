@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     from muster.api.trackers.metrics import Series
 
+_ROOT = Path("runs")
+
 
 @dataclass(frozen=True)
 class Status:
@@ -428,19 +430,19 @@ def find_runs(root: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
 
 
-def find_run(text: str, root: Path = Path("runs")) -> Run:
-    """A run by its path, or by its name below ``root``; UsageError with the nearest name."""
-    for path in (Path(text), root / text):
+def find_run(text: str) -> Run:
+    """A run by its path, or by its name below ``runs``; UsageError with the nearest name."""
+    for path in (Path(text), _ROOT / text):
         if RunFolder(path).exists():
             return Run(path)
-    if (stage := find_first_stage(text, root)) is not None:
+    if (stage := find_first_stage(text)) is not None:
         raise UsageError(
             f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
             "begun.",
             hint=f"go on with it: muster resume {shell_word(stage.folder.whole)}; "
             f"look at its first stage: muster status {shell_word(stage.path)}",
         )
-    for path in (Path(text), root / text):
+    for path in (Path(text), _ROOT / text):
         if (path / EXPERIMENT_FILE).is_file():
             listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
             raise UsageError(
@@ -448,15 +450,15 @@ def find_run(text: str, root: Path = Path("runs")) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
+    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
 
 
-def find_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
+def find_first_stage(text: str) -> Run | None:
     """The first stage of a map that runs stage by stage and has only stages so far, else None.
 
     The record of that stage has the whole command.
     """
-    for path in (Path(text), root / text):
+    for path in (Path(text), _ROOT / text):
         folder = RunFolder(RunFolder(path).stage(0))
         if folder.exists() and not RunFolder(path).exists():
             return Run(folder.path)

@@ -98,9 +98,9 @@ class JobPlace(NamedTuple):
     restart: int
 
 
-def job_place(environment: Mapping[str, str] | None = None) -> JobPlace | None:
+def job_place() -> JobPlace | None:
     """The element of an array job that this process belongs to; None outside of one."""
-    env = os.environ if environment is None else environment
+    env = os.environ
     array, element = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
     if not (array.isdigit() and element.isdigit()):
         return None

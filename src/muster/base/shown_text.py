@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +38,21 @@ def count(number: int, one: str, many: str | None = None) -> str:
     ('1 task', '1,200 tasks', '0 processes')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def number_ranges(numbers: Iterable[int]) -> list[str]:
+    """Numbers in their order, neighbours as a range.
+
+    >>> number_ranges([2, 0, 1, 5])
+    ['0-2', '5']
+    """
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
 
 
 def shell_word(text: object) -> str:

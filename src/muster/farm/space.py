@@ -276,7 +276,10 @@ def _holds(values: tuple[object, ...], shown: Any) -> bool:
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What changed between two specifications, one sentence each; empty when nothing did."""
-    before, after = _flat(old), _flat(new)
+    return changed_lines(_flat(old), _flat(new))
+
+
+def changed_lines(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return [
         f"{name}: {before.get(name, '(absent)')} -> {after.get(name, '(absent)')}"
         for name in dict.fromkeys((*before, *after))

@@ -99,9 +99,8 @@ BEACON = Beacon()
 class HeartbeatSender:
     """Sends one rank's heartbeats from a daemon thread, and a last one when the program ends."""
 
-    def __init__(self, topology: Topology, beacon: Beacon = BEACON) -> None:
+    def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._beacon = beacon
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-beacon", daemon=True)
         self._main = threading.main_thread().ident
@@ -158,7 +157,7 @@ class HeartbeatSender:
         self._store.set(heartbeat_key(self._topology.restart_count, self._topology.rank), value)
 
     def _heartbeat(self, has_ended: bool) -> Heartbeat:
-        beacon = self._beacon
+        beacon = BEACON
         frames = sys._current_frames()
         compiles = any(map(is_compiling, frames.values()))  # backward's may be in another thread
         main = frames.get(self._main or 0)

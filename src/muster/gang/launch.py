@@ -154,6 +154,7 @@ class _Launch:
             self._handle.check()
             if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
                 break
+            # It has ended; what it said last may still be in the pipe, and says how the gang ended.
             if process.poll() is not None and not selector.select(0):
                 break
         selector.close()

@@ -37,6 +37,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.base.shown_text import number_ranges
+
 #: Below this share of one core over the window, a process does nothing.
 _IDLE_SHARE = 0.01
 #: A silent rank above this share of one core over the last seconds computes.
@@ -156,7 +158,7 @@ class _Rank:
     seen_cpu: list[tuple[float, float]] = field(default_factory=list)  # as its node sees it
 
 
-class Watch:
+class StallDetector:
     """Collects heartbeats and judges; all times are seconds of one monotonic clock."""
 
     def __init__(self, world_size: int, limit_s: float) -> None:
@@ -299,15 +301,8 @@ def name_ranks(ranks: Iterable[int]) -> str:
     >>> name_ranks([2, 0, 1, 5]), name_ranks([3]), name_ranks([0, 1])
     ('ranks 0-2, 5', 'rank 3', 'ranks 0-1')
     """
-    ordered = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    text = ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
-    return f"rank{'s' if len(ordered) > 1 else ''} {text}"
+    found = set(ranks)
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(number_ranges(found))}"
 
 
 def _describe(heartbeats: Sequence[Heartbeat], *, count_them: bool = False) -> list[str]:

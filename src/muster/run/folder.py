@@ -125,6 +125,11 @@ class RunFolder:
         return self.path / "ledger.sqlite"
 
     @property
+    def ledger_files(self) -> tuple[Path, Path, Path]:
+        """The ledger, SQLite's log of what is not in it yet, and what an away ledger has sent."""
+        return self.ledger, Path(f"{self.ledger}-wal"), self.ledger.with_suffix(".segment")
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 

@@ -47,6 +47,8 @@ class Mailbox:
 
     def __enter__(self) -> Self:
         self._folder.requests.mkdir(exist_ok=True)
+        # What is there is for a session that has died. The name of this one comes last: requests
+        # begin once it can be read, and none of them may be swept away with the old ones.
         self._remove_all()
         write_atomic(_session_file(self._folder), self._token.encode())
         return self
@@ -79,6 +81,8 @@ class Mailbox:
         for path in paths:
             if path.name in self._taken:
                 continue
+            # The file stays until whoever asked has read the answer. That it is gone tells him that
+            # his request was heard and cannot be answered.
             self._taken.add(path.name)
             with suppress(OSError, ValueError, RecursionError):  # another's file: nobody waits
                 what, is_ours = _read_note(path)
@@ -111,6 +115,8 @@ def ask_to_cancel(
         if now is not None and now != token:
             token = now
             _write_request(_request(folder, token), b"cancel")
+        # It is gone: either the session took it, or it ended and swept the folder. In the second
+        # case its name went first, so the name is read once more, after the request.
         elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
             return True
         if not is_running():

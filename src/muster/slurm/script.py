@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, MissingPackageError, UsageError
+from muster.base.shown_text import number_ranges
 from muster.run.folder import RunFolder
 from muster.slurm.request import JobRequest, check_one_line, time_limit_s
 
@@ -213,7 +214,12 @@ def array_script(
     if "cpus-per-gpu" not in options:
         options.setdefault("cpus-per-task", "1")
     cores = options.get("cpus-per-task")  # which srun does not take over from sbatch
-    more = {"array": _ranges(slots), "output": output, "ntasks-per-node": "1", "requeue": ""}
+    more = {
+        "array": ",".join(number_ranges(slots)),
+        "output": output,
+        "ntasks-per-node": "1",
+        "requeue": "",
+    }
     if line:  # a program that knows TERM: it finishes what it is at
         more["signal"] = f"TERM@{request.warn_before_s}"
     options = options | more
@@ -236,21 +242,6 @@ def outside_of_jobs() -> AbstractContextManager[None]:
     """A context without SLURM's variables: sbatch would take over the limits of a job we are in."""
     context: AbstractContextManager[None] = _submitit().helpers.clean_env()
     return context
-
-
-def _ranges(slots: Sequence[int]) -> str:
-    """Numbers as sbatch writes them.
-
-    >>> _ranges([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    parts: list[list[int]] = []
-    for number in sorted(slots):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
 
 
 def _submitit() -> Any:

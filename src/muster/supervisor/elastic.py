@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.elastic.agent.server.api import (
@@ -55,11 +55,8 @@ _IS_OLD = torch.__version__ < (2, 9)  # type: ignore[operator]
 Tell = Callable[..., None]
 
 
-class RankProcess(Protocol):
-    """A rank's process: a child of the supervisor, or of the fork server."""
-
-    @property
-    def pid(self) -> int: ...
+#: A rank's process: a child of the supervisor, or of the fork server.
+RankProcess = subprocess.Popen[bytes] | Child
 
 
 @dataclasses.dataclass
@@ -273,11 +270,7 @@ class Supervisor(SimpleElasticAgent):
         if self._forks is not None:
             self._forks.poll()
         for rank in self._running():
-            process = rank.process
-            if isinstance(process, subprocess.Popen):
-                rank.code = process.poll()
-            elif isinstance(process, Child):
-                rank.code = process.code
+            rank.code = rank.process.poll()
             if rank.code is not None:
                 rank.ended_s = time.time()
                 rank.was_stopped = self._is_stopping

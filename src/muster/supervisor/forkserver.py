@@ -43,6 +43,10 @@ class Child:
     pid: int
     code: int | None = None
 
+    def poll(self) -> int | None:
+        """As of a process of `subprocess`, by what the fork server has said last."""
+        return self.code
+
 
 class ForkServer:
     """The supervisor's end: asks for ranks and hears how they ended."""
@@ -106,6 +110,8 @@ def serve(connection: socket.socket, supervisor_pid: int) -> list[str] | None:
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
+    # The end of a rank has to wake `select`. Python writes to the wake-up descriptor only for
+    # signals that have a handler of its own, so there is one, which does nothing.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # A batch system signals every process of a job. The ranks then save and end; their parent must
     # outlive them, for they die with it. It ends when the supervisor closes the connection.

@@ -25,7 +25,7 @@ from muster.base.codec import write_json
 from muster.base.processes import send_signal
 from muster.gang.beacon import EVERY_S, family_cpu_s, heartbeat_key
 from muster.gang.rank import stack_signal
-from muster.gang.stall import Heartbeat, Verdict, Watch
+from muster.gang.stall import Heartbeat, StallDetector, Verdict
 from muster.run.folder import RunFolder
 
 _DUMP_S = 5.0
@@ -59,7 +59,7 @@ class Watchdog:
         self._verdict_key = f"muster/verdict/{restart_count}"
         self._judges = judges
         self._remark = remark
-        self._watch = Watch(world_size, limit_s)
+        self._watch = StallDetector(world_size, limit_s)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-watchdog", daemon=True)
@@ -128,6 +128,8 @@ class Watchdog:
         if verdict is None:
             return
         if verdict.is_final:
+            # The other nodes first: this node ends its ranks on its own verdict, and the store that
+            # carries the word goes with them.
             store.set(self._verdict_key, verdict.text)
             self.verdict = verdict
         else:

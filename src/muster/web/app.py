@@ -150,8 +150,7 @@ class _Answers:
     # ------------------------------------------------------------------ pages and their data
 
     async def page(self, request: Request) -> Response:
-        name = request.path_params.get("page", "task" if "task" in request.path_params else "")
-        return await self._page(request, name or "overview", request.path_params["run"])
+        return await self._page(request, _page_of(request), request.path_params["run"])
 
     def top_page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -199,8 +198,7 @@ class _Answers:
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def json(self, request: Request) -> Response:
-        name = request.path_params.get("page", "task" if "task" in request.path_params else "")
-        return await self._json(request, name or "overview", request.path_params["run"])
+        return await self._json(request, _page_of(request), request.path_params["run"])
 
     async def top_json(self, request: Request) -> Response:
         return await self._json(request, request.path_params["page"], None)
@@ -321,6 +319,11 @@ def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
 
 def _to_save(name: str) -> str:
     return f"attachment; filename*=utf-8''{quote(os.fsencode(name))}"
+
+
+def _page_of(request: Request) -> str:
+    known = request.path_params
+    return str(known.get("page", "task" if "task" in known else "") or "overview")
 
 
 def _query(request: Request) -> Query:

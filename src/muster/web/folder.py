@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from hashlib import blake2b
@@ -40,6 +40,23 @@ _SIZE_S = 30.0
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW
 #: To go through a folder, which needs no right to list it.
 _THROUGH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+
+
+#: When a file was changed, and its size.
+Stamp = tuple[int, int]
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """None for a file that is missing or empty: SQLite's log comes and goes with whoever looks."""
+    with suppress(OSError):
+        found = path.stat()
+        if found.st_size:
+            return found.st_mtime_ns, found.st_size
+    return None
+
+
+def stamps_of(paths: Iterable[Path]) -> tuple[Stamp, ...]:
+    return tuple(stamp for path in paths if (stamp := stamp_of(path)) is not None)
 
 
 class Folder:
@@ -130,18 +147,9 @@ class Folder:
 
     def stamp(self) -> tuple[object, ...]:
         """Another one whenever something was written down about its tasks or its starts."""
-        run, ledger = self.folder, self.folder.ledger
-        names = (
-            ledger, f"{ledger}-wal", ledger.with_suffix(".segment"), run.run_json, run.events,
-            run.published_json,
-        )  # fmt: skip
-        found: list[object] = [is_held(run)]
-        for path in names:
-            with suppress(OSError):
-                at = Path(path).stat()
-                if at.st_size:  # an empty log comes and goes with whoever only looks
-                    found.append((at.st_mtime_ns, at.st_size))
-        return tuple(found)
+        run = self.folder
+        files = (*run.ledger_files, run.run_json, run.events, run.published_json)
+        return is_held(run), *stamps_of(files)
 
     @property
     def is_table_wanted(self) -> bool:

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from muster.web.content.index import Defects
 from muster.web.content.plain import to_json
 from muster.web.folder import Folder, Folders
-from muster.web.watch import RunLook, RunsLook, Told
+from muster.web.watch import Change, RunPoll, RunsPoll
 
 _EVERY_S, _MOST_S, _MOST_OF_LOG_S = 0.25, 10.0, 1.0
 #: The server may take this share of a processor for looks and for what pages ask because of them,
@@ -38,14 +38,14 @@ _SHARED_ANSWERS, _SHARED_S = 8, 2.0
 _NOTICE_S = 0.5
 
 
-class Look(Protocol):
+class Poll(Protocol):
     """``prepare`` may take long and run beside a look; a look is short."""
 
     head: dict[str, Any]
 
     def prepare(self) -> None: ...
 
-    def look(self, logs: Collection[str]) -> list[Told]: ...
+    def look(self, logs: Collection[str]) -> list[Change]: ...
 
 
 class Event(NamedTuple):
@@ -65,7 +65,7 @@ class _Answer:
 class Watcher:
     """Looks while it has viewers, and at most one look at a time; one that fails is tried again."""
 
-    def __init__(self, look: Look, defects: Defects) -> None:
+    def __init__(self, look: Poll, defects: Defects) -> None:
         self._look = look
         self._defects = defects
         self._epoch = secrets.token_hex(4)
@@ -247,12 +247,12 @@ class Watchers:
         self._lock = threading.Lock()
 
     def of_run(self, folder: Folder) -> Watcher:
-        return self._kept(folder.id, folder, lambda: RunLook(folder))
+        return self._kept(folder.id, folder, lambda: RunPoll(folder))
 
     def of_all(self) -> Watcher:
-        return self._kept("", self._folders, lambda: RunsLook(self._folders))
+        return self._kept("", self._folders, lambda: RunsPoll(self._folders))
 
-    def _kept(self, name: str, of: object, make: Callable[[], Look]) -> Watcher:
+    def _kept(self, name: str, of: object, make: Callable[[], Poll]) -> Watcher:
         """``of``: what is watched; a run that was removed and made anew is another one."""
         with self._lock:
             known = self._known.pop(name, None)

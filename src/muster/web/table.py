@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +26,7 @@ from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import is_held
 from muster.web.columns import LINE, Cells, Column, Names, cells_of, order, read_cells
+from muster.web.folder import Stamp, stamps_of
 from muster.web.query import BadQuery, parse, predicate
 
 #: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
@@ -47,11 +47,11 @@ _MOST_BYTES, _MOST_OF_ONE = 256_000_000, 128_000_000
 _READY, _CLAIMED = TaskState.READY.value, TaskState.CLAIMED.value
 _STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
 
-Signature = tuple[tuple[int, int], ...]
+Signature = tuple[Stamp, ...]
 Numbers = NDArray[np.int64]
 
 
-class _Ahead:
+class _Prefetched:
     """What has been read ahead of these tasks. ``version``: when that began."""
 
     def __init__(self, ids: Numbers, version: int) -> None:
@@ -83,21 +83,14 @@ class TaskTable:
         self._changed_s, self._is_settled = 0.0, False
         self._remembered: dict[Any, Any] = {}
         self._run = ""
-        self._ahead: _Ahead | None = None
+        self._ahead: _Prefetched | None = None
         self.is_prepared = False
 
     # ------------------------------------------------------------------ following the ledger
 
     def signature(self) -> Signature:
         """Another one whenever something was recorded."""
-        ledger = self._folder.ledger
-        found = []
-        for path in (ledger, f"{ledger}-wal", ledger.with_suffix(".segment")):
-            with suppress(OSError):
-                stat = Path(path).stat()
-                if stat.st_size:  # an empty log comes and goes with whoever only looks
-                    found.append((stat.st_mtime_ns, stat.st_size))
-        return tuple(found)
+        return stamps_of(self._folder.ledger_files)
 
     @property
     def is_ready(self) -> bool:
@@ -118,7 +111,7 @@ class TaskTable:
         with self._lock:
             ahead = None if at_once else self._ahead  # which two at once would read twice
             if ahead is None or not self._has(ahead):
-                ahead = _Ahead(self._ids, self._version)
+                ahead = _Prefetched(self._ids, self._version)
             if not at_once:
                 self._ahead = ahead
         begin_s = time.thread_time()
@@ -143,9 +136,9 @@ class TaskTable:
             self._columns.setdefault(LINE, Cells(ahead.lines))
             self._renew(ledger, self._ids, np.flatnonzero(self._read_at > ahead.version))
             self.is_prepared = LINE in self._columns
-        _SHELF.used(self)
+        _CACHE.used(self)
 
-    def _has(self, ahead: _Ahead) -> bool:
+    def _has(self, ahead: _Prefetched) -> bool:
         return np.array_equal(self._ids[: len(ahead.ids)], ahead.ids)
 
     def refresh(self, *, at_once: bool = True) -> bool:
@@ -281,7 +274,7 @@ class TaskTable:
             yield
         finally:
             self._asking_now.discard(one)
-            _SHELF.used(self)
+            _CACHE.used(self)
 
     def parts(
         self, *, sort: str, descending: bool, text: str, state: str
@@ -400,7 +393,7 @@ class TaskTable:
         return self._cells(ledger, known[name])
 
 
-class _Shelf:
+class _TableCache:
     """The tables of all runs: those that nobody has used for the longest time keep nothing."""
 
     def __init__(self) -> None:
@@ -419,7 +412,7 @@ class _Shelf:
                 one.forget()
 
 
-_SHELF = _Shelf()
+_CACHE = _TableCache()
 
 
 def _words_of(is_running: bool) -> dict[int, str]:

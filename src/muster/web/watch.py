@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.errors import MusterError
@@ -15,7 +14,7 @@ from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.web.content.index import PAGES
 from muster.web.content.overview import head
-from muster.web.folder import Folder, Folders
+from muster.web.folder import Folder, Folders, stamp_of
 from muster.web.query import Query
 from muster.web.table import COMMIT_S
 
@@ -25,7 +24,7 @@ _MOST_FRAMES = 500
 _MOST_LOG = 64 * 1024
 
 
-class Told(NamedTuple):
+class Change(NamedTuple):
     """``log``: the task or rank whose log it is about; only pages that show it get it."""
 
     name: str
@@ -33,7 +32,7 @@ class Told(NamedTuple):
     log: str | None = None
 
 
-class RunLook:
+class RunPoll:
     """Remembers what it has told. Each look costs a few ``stat`` where nothing has changed."""
 
     def __init__(self, folder: Folder) -> None:
@@ -56,7 +55,7 @@ class RunLook:
             if self._folder.is_table_wanted and not self._folder.table.is_prepared:
                 self._folder.table.prepare(at_once=not _is_running(self._folder.folder))
 
-    def look(self, logs: Collection[str]) -> list[Told]:
+    def look(self, logs: Collection[str]) -> list[Change]:
         """``logs``: of which tasks or ranks somebody reads the log."""
         try:
             return self._look(logs)
@@ -64,8 +63,8 @@ class RunLook:
             self._files, self.head = {}, {}  # so that the next look finds again what has changed
             raise
 
-    def _look(self, logs: Collection[str]) -> list[Told]:
-        told: list[Told] = []
+    def _look(self, logs: Collection[str]) -> list[Change]:
+        told: list[Change] = []
         is_running = _is_running(self._folder.folder)
         changed = self._changed_files() | ({"lock"} if is_running != self._was_running else set())
         if changed:
@@ -78,9 +77,9 @@ class RunLook:
         for log in self._logs.keys() - set(logs):
             del self._logs[log]
         if self._was_running and not is_running:
-            told.append(Told("end", {"state": self.head.get("state")}))
+            told.append(Change("end", {"state": self.head.get("state")}))
         if "lock" in changed and not self._is_first:
-            told.append(Told("stale", {"what": "tasks"}))  # what ran waits now, or the reverse
+            told.append(Change("stale", {"what": "tasks"}))  # what ran waits now, or the reverse
         self._was_running = is_running
         if self._is_first:
             told, self._is_first = [], False
@@ -88,12 +87,11 @@ class RunLook:
 
     def _changed_files(self) -> set[str]:
         run = self._folder.folder
-        ledger = run.ledger
+        ledger, log, segment = run.ledger_files
         now = {
-            name: _stamp(path)
+            name: stamp_of(path)
             for name, path in (
-                ("ledger", ledger), ("wal", Path(f"{ledger}-wal")),
-                ("segment", ledger.with_suffix(".segment")), ("status", run.status_json),
+                ("ledger", ledger), ("wal", log), ("segment", segment), ("status", run.status_json),
                 ("metrics", run.metrics), ("events", run.events), ("record", run.run_json),
                 ("published", run.published_json), ("results", run.training_results),
             )
@@ -109,7 +107,7 @@ class RunLook:
             changed |= ledger_and_log
         return changed
 
-    def _heads(self) -> list[Told]:
+    def _heads(self) -> list[Change]:
         try:
             found = head(self._folder)
         except MusterError:
@@ -118,13 +116,13 @@ class RunLook:
             return []  # half written: the next look finds it whole
         before, self.head = self.head, found
         if not found:
-            return [Told("stale", {"what": "gone"})] if before else []
+            return [Change("stale", {"what": "gone"})] if before else []
         timeless = {name: value for name, value in found.items() if name != "seconds"}
         if timeless == {name: value for name, value in before.items() if name != "seconds"}:
             return []
-        return [Told("counts", found)]
+        return [Change("counts", found)]
 
-    def _rows(self) -> list[Told]:
+    def _rows(self) -> list[Change]:
         """The rows that have changed, where somebody looks at tasks."""
         if not self._folder.is_table_wanted:
             return []
@@ -139,17 +137,17 @@ class RunLook:
         numbers, self._version = table.changed_since(self._version)
         before, self._num_columns = self._num_columns, table.num_columns
         if not was_ready:  # a first page that came from the ledger may lack columns
-            return [Told("stale", {"what": "tasks"})] if len(numbers) > _MOST_ROWS else []
+            return [Change("stale", {"what": "tasks"})] if len(numbers) > _MOST_ROWS else []
         has_more_columns = before != self._num_columns and not numbers  # else the rows name them
         if len(numbers) > _MOST_ROWS or has_more_columns:
-            return [Told("stale", {"what": "tasks"})]
+            return [Change("stale", {"what": "tasks"})]
         found = table.rows(numbers) if numbers else {"rows": []}
         if not found["rows"]:
             return []
         names = [column["key"] for column in found["columns"]]
-        return [Told("rows", {"columns": names, "rows": found["rows"]})]
+        return [Change("rows", {"columns": names, "rows": found["rows"]})]
 
-    def _points(self, has_lines: bool) -> list[Told]:
+    def _points(self, has_lines: bool) -> list[Change]:
         """New points of tasks; of ranks only that there are some."""
         try:
             self._has_unread_points = True  # until they are read, also where that fails
@@ -159,10 +157,10 @@ class RunLook:
         except MusterError:
             return []
 
-    def _read_points(self, has_lines: bool) -> list[Told]:
+    def _read_points(self, has_lines: bool) -> list[Change]:
         stored = self._folder.run.stored
         if has_lines and (stored.is_gang or stored.is_map):
-            return [Told("stale", {"what": "curves"})]
+            return [Change("stale", {"what": "curves"})]
         if stored.is_gang:
             return []
         if not self._folder.folder.ledger.exists():
@@ -174,7 +172,7 @@ class RunLook:
                 return []
             if first is None or not 0 <= last - first <= _MOST_FRAMES:
                 self._frame = last
-                return [Told("stale", {"what": "curves"})]
+                return [Change("stale", {"what": "curves"})]
             series: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
             for frame in frames_above(ledger, first):
                 points = frame.points
@@ -192,13 +190,13 @@ class RunLook:
             }
             self._frame = last
         return [
-            Told("points", {"series": [
+            Change("points", {"series": [
                 {"task": keys.get(task, ""), "name": name, "x": x, "y": y}
                 for (task, name), (x, y) in series.items()
             ]})
         ]  # fmt: skip
 
-    def _log(self, task: str) -> list[Told]:
+    def _log(self, task: str) -> list[Change]:
         """What was printed since the last look."""
         known = self._logs.get(task)
         try:
@@ -213,10 +211,10 @@ class RunLook:
         if not found["text"]:
             return []
         data = {"task": task, **{name: found[name] for name in ("offset", "end", "text")}}
-        return [Told("log", data, task)]
+        return [Change("log", data, task)]
 
 
-class RunsLook:
+class RunsPoll:
     """Whether anything has changed in any of the runs."""
 
     def __init__(self, folders: Folders) -> None:
@@ -227,25 +225,17 @@ class RunsLook:
     def prepare(self) -> None:
         return
 
-    def look(self, logs: Collection[str]) -> list[Told]:
+    def look(self, logs: Collection[str]) -> list[Change]:
         now = [
             (folder.id, _is_running(folder.folder), folder.changed_s(),
-             _stamp(Path(f"{folder.folder.ledger}-wal")))
+             stamp_of(folder.folder.ledger_files[1]))
             for folder in self._folders.all()
         ]  # fmt: skip
         before, self._seen = self._seen, sorted(now)
-        return [] if before in (None, self._seen) else [Told("stale", {"what": "runs"})]
+        return [] if before in (None, self._seen) else [Change("stale", {"what": "runs"})]
 
 
 def _is_running(folder: RunFolder) -> bool:
     with suppress(OSError):  # another user's, which may not be looked into
         return is_held(folder)
     return False
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        found = path.stat()
-        if found.st_size:  # an empty log comes and goes with whoever only looks
-            return found.st_mtime_ns, found.st_size
-    return None

@@ -18,6 +18,7 @@ from muster_recipes.ssvae import probe
 #: The columns of every table of factors, in this order.
 NAMES = ("rotation", "scale", "shift_right", "shift_down")
 _NUM_VALUES = 5
+_NUM_BINS = 20
 _MAX_ROTATION_RAD = math.radians(25)
 _MAX_SHIFT = 0.2  # in half widths of the frame
 _LEAST_SCALE = 0.75  # of the largest scale
@@ -166,18 +167,18 @@ def factor_vae_score(
     return torch.where(finite, torch.where(dead.all(1), 0.0, score), torch.nan)
 
 
-def mutual_information_gap(codes: Tensor, factors: Tensor, num_bins: int = 20) -> Tensor:
-    """MIG of Chen et al. (2018), equation 6, on codes in ``num_bins`` bins of equal width.
+def mutual_information_gap(codes: Tensor, factors: Tensor) -> Tensor:
+    """MIG of Chen et al. (2018), equation 6, on codes in 20 bins of equal width.
 
     The mean over factors of the difference between the two dimensions that tell most about it,
     divided by the entropy of the factor. One dimension has the gap to 0. ValueError for a factor
     with one value only, whose entropy is 0.
     """
     safe, finite = _finite(codes)
-    bins = _binned(safe, num_bins)
+    bins = _binned(safe)
     gaps = []
     for values in factors.to(codes.device).unbind(1):
-        information, entropy = _mutual_information(bins, values, num_bins)
+        information, entropy = _mutual_information(bins, values)
         if entropy <= 0:
             raise ValueError("a factor has one value only: its entropy is 0")
         best = torch.cat([information, torch.zeros_like(information[:, :1])], 1).topk(2, dim=1)
@@ -221,23 +222,23 @@ def _alike(
     return order[place, kind[:, None]]
 
 
-def _binned(codes: Tensor, num_bins: int) -> Tensor:
+def _binned(codes: Tensor) -> Tensor:
     """The bin of every code between the least and the largest of its dimension, int64."""
     low, high = codes.amin(1, keepdim=True).double(), codes.amax(1, keepdim=True).double()
-    width = (high - low).clamp_min(1e-300) / num_bins
-    return ((codes.double() - low) / width).long().clamp(0, num_bins - 1)
+    width = (high - low).clamp_min(1e-300) / _NUM_BINS
+    return ((codes.double() - low) / width).long().clamp(0, _NUM_BINS - 1)
 
 
-def _mutual_information(bins: Tensor, values: Tensor, num_bins: int) -> tuple[Tensor, float]:
+def _mutual_information(bins: Tensor, values: Tensor) -> tuple[Tensor, float]:
     """I(bin of the dimension; value of the factor) in nats, [R, L], and the factor's entropy."""
     num_runs, count, num_dims = bins.shape
     num_values = int(values.max()) + 1
     cell = (bins * num_values + values[None, :, None]).mT
     joint = torch.zeros(
-        num_runs, num_dims, num_bins * num_values, dtype=torch.float64, device=bins.device
+        num_runs, num_dims, _NUM_BINS * num_values, dtype=torch.float64, device=bins.device
     )
     joint = joint.scatter_add(2, cell, torch.ones_like(cell, dtype=torch.float64)) / count
-    joint = joint.view(num_runs, num_dims, num_bins, num_values)
+    joint = joint.view(num_runs, num_dims, _NUM_BINS, num_values)
     of_bin, of_value = joint.sum(3, keepdim=True), joint.sum(2, keepdim=True)
     information = torch.xlogy(joint, joint / (of_bin * of_value).clamp_min(1e-300)).sum((2, 3))
     return information, float(-torch.xlogy(of_value, of_value)[0, 0].sum())

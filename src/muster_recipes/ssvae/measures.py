@@ -33,9 +33,7 @@ _BLOCK_BYTES = 64 * 2**20
 _NUM_GRIDS = 8
 
 
-def measure(
-    p: Parameters, test: Pool, probe_pool: Pool, hyper: Hyper, *, noise_seed: int = 0
-) -> list[Measures]:
+def measure(p: Parameters, test: Pool, probe_pool: Pool, hyper: Hyper) -> list[Measures]:
     """Accuracy, bound, calibration and style leakage of every run, by name.
 
     ``accuracy`` of argmax q(y|x), ``elbo_nats``: :func:`elbo` on ``test``, ``calibration_error``:
@@ -43,7 +41,7 @@ def measure(
     """
     logits = classify(p, test.x)
     measured = class_measures(logits, test.labels)
-    bounds = _numbers(elbo(p, test.x, hyper, noise_seed))
+    bounds = _numbers(elbo(p, test.x, hyper))
     leakages = _numbers(style_leakage(p, test, probe_pool, hyper))
     return [
         {**run, "elbo_nats": bound, "style_leakage": leakage}

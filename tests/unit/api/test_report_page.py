@@ -16,8 +16,8 @@ from muster.api.report.content import (
     MOST_ROWS,
     Facts,
     Given,
+    Health,
     Listing,
-    Mood,
     Page,
     Picture,
     Section,
@@ -69,7 +69,7 @@ def page_with(text: str, picture: Path) -> Page:
         Facts(text, ((text, text),)),
         Picture(picture, text, text),
     )
-    return Page(text, text, text, text, Mood.GOOD, (Section(text, blocks),))
+    return Page(text, text, text, text, Health.GOOD, (Section(text, blocks),))
 
 
 def shown(text: str) -> str:
@@ -141,7 +141,7 @@ def test_a_telephone_the_dark_paper_and_a_reader_are_thought_of(picture: Path) -
 
 def test_links_of_the_contents_lead_to_sections_of_their_own(picture: Path) -> None:
     parts = tuple(Section(title, (Text("x"),)) for title in ("Same", "Same", "…", "Ä & B"))
-    seen = Seen(to_html(Page("t", "l", "", "s", Mood.BAD, parts), "x"))
+    seen = Seen(to_html(Page("t", "l", "", "s", Health.BAD, parts), "x"))
     links = [str(attrs["href"]).removeprefix("#") for tag, attrs in seen.tags if tag == "a"]
     ids = [attrs["id"] for tag, attrs in seen.tags if tag == "section"]
     assert links == ids
@@ -153,7 +153,7 @@ def test_a_long_grid_is_folded_and_not_lost() -> None:
     words = f"muster sweep a.py:f --grid {','.join(map(str, grid))}"
     facts = facts_of("Parameters", {"lr": grid, "short": [1, 2]}, are_given=True)
     assert facts is not None
-    page = Page("r", "lead", words, "done", Mood.GOOD, (Section("What", (facts,)),))
+    page = Page("r", "lead", words, "done", Health.GOOD, (Section("What", (facts,)),))
     text = to_html(page, "muster").decode()
     head = text.index("<details><summary>muster sweep a.py:f --grid 0.0,")
     assert text.index("characters)</summary>", head) < text.index(str(grid[-1]), head)
@@ -256,7 +256,7 @@ def test_a_secret_is_nowhere_on_the_page(words: list[str]) -> None:
         lead=f"A sweep of c.py --x=hf_ARGSECRET {words[0]}: 1 task.",
         command="",
         state="Failed: sesame-1",
-        mood=Mood.BAD,
+        health=Health.BAD,
         sections=section("What failed", [Listing("login with hf_ARGSECRET", "sesame-1")]),
     )
     text = to_html(page, "by", secrets).decode()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.trackers.feed import Held, Position, feed
+from muster.api.trackers.feed import Position, PositionTaken, feed
 from muster.api.trackers.tracker import Ended, Point, Tracked
 
 Frame = tuple[int, list[Point]]
@@ -168,7 +168,7 @@ def test_a_copy_of_the_folder_begins_anew(tmp_path: Path) -> None:
 
 
 def test_two_processes_of_one_tracker_are_refused(tmp_path: Path) -> None:
-    with Position(tmp_path / "x.jsonl", "r"), pytest.raises(Held, match="Another process"):
+    with Position(tmp_path / "x.jsonl", "r"), pytest.raises(PositionTaken, match="Another process"):
         Position(tmp_path / "x.jsonl", "r").__enter__()
 
 

@@ -13,7 +13,7 @@ from tests.tracked import add_lines, gang_folder
 
 from muster.api.trackers import sources
 from muster.api.trackers.feed import Source
-from muster.api.trackers.guard import Keeper
+from muster.api.trackers.guard import TrackerThread
 from muster.api.trackers.sources import source_of
 from muster.base.metric_log import PROCESS, mark_start
 from muster.farm.canonical import payload_and_key
@@ -166,10 +166,12 @@ def test_a_batch_has_no_more_points_than_it_should(
 
 
 def test_the_end_of_a_run_cuts_a_long_pause_short(tmp_path: Path) -> None:
-    keeper = Keeper(RunFolder(tmp_path), "id", "wandb", print, most_tries=None, longest_pause_s=1e6)
-    timer = threading.Timer(0.1, keeper.over.set)
+    thread = TrackerThread(
+        RunFolder(tmp_path), "id", "wandb", print, most_tries=None, longest_pause_s=1e6
+    )
+    timer = threading.Timer(0.1, thread.over.set)
     timer.start()
-    assert keeper._pause(1e6, ends_when_over=True)
+    assert thread._pause(1e6, ends_when_over=True)
     timer.join()
 
 
@@ -177,16 +179,18 @@ def test_a_secret_that_is_read_in_two_parts_is_in_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", SECRET)
-    keeper = Keeper(RunFolder(tmp_path), "id", "wandb", print, most_tries=1, longest_pause_s=1)
+    thread = TrackerThread(
+        RunFolder(tmp_path), "id", "wandb", print, most_tries=1, longest_pause_s=1
+    )
     log = io.StringIO()
     for part in (f"a\nrefused {SECRET[:4]}", f"{SECRET[4:]} by", " it"):
-        keeper._hear(part.encode(), log)
+        thread._hear(part.encode(), log)
     assert log.getvalue() == "a\n"
-    keeper._hear(b"", log, is_over=True)
+    thread._hear(b"", log, is_over=True)
     assert log.getvalue() == "a\nrefused … by it"
 
 
 def test_one_point_that_is_left_is_one(tmp_path: Path) -> None:
     folder = gang_folder(tmp_path / "run", [{"step": 1, "loss": 1.0}])
-    keeper = Keeper(folder, "id", "wandb", print, most_tries=1, longest_pause_s=1)
-    assert "1 point is not sent yet. Nothing is lost" in keeper.what_is_left()
+    thread = TrackerThread(folder, "id", "wandb", print, most_tries=1, longest_pause_s=1)
+    assert "1 point is not sent yet. Nothing is lost" in thread.what_is_left()

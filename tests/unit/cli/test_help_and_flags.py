@@ -17,13 +17,17 @@ from muster.cli.help_page import MOST_FLAGS, flag_words, help_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
 from muster.cli.parse import Parsed
+from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS
 from muster.cli.train_flags import flags_of_train, train_job
 from muster.cli.values import texts
 
 PAGES = [
-    *COMMANDS, "train digits", "train ppo", "train clstm-ppo", "sweep ssm", "sweep ssvae",
-    "map embed", "map reasoning", "verify har",
-]  # fmt: skip
+    *COMMANDS,
+    *(f"sweep {name}" for name in RECIPES),
+    *(f"{command} {name}" for command in ("train", "verify") for name in TASKS),
+    *(f"train {name}" for name in AGENTS),
+    *(f"map {name}" for name in MAPS),
+]
 FLAG = re.compile(r"^  --(?:\[no-\])?([a-z][\w-]*)", re.MULTILINE)
 
 
@@ -37,7 +41,7 @@ def test_help_is_one_page_with_an_example(command: str, muster_main: MusterCli) 
     assert len(every) == len(set(every)) and set(shown) <= set(every)
     assert f"  muster {words[0]}" in short.stdout
     for text in (short.stdout, whole.stdout):
-        assert "None" not in text and "STR" not in text
+        assert "None" not in text and "STR" not in text and "(default: )" not in text
     assert muster_main("help", *words).stdout == short.stdout
 
 

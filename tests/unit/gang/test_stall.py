@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.gang.stall import Heartbeat, Verdict, Watch, name_ranks
+from muster.gang.stall import Heartbeat, StallDetector, Verdict, name_ranks
 
 LIMIT = 20.0
 
@@ -20,7 +20,7 @@ def watch_still(
     beats: list[Heartbeat], seconds: float, cpu_share: dict[int, float] | None = None
 ) -> list[Verdict]:
     """What is said while all ranks go on beating from where they are, up to the first end."""
-    watch, said = Watch(len(beats), LIMIT), []
+    watch, said = StallDetector(len(beats), LIMIT), []
     for second in range(int(seconds) + 1):
         for item in beats:
             cpu_s = second * (cpu_share or {}).get(item.rank, 0.0)
@@ -101,7 +101,7 @@ def test_nobody_waiting_is_only_remarked() -> None:
 def test_before_the_process_group_nothing_but_silence_is_judged() -> None:
     beats = [replace(beat(0, **WAIT), is_ready=False), replace(beat(1, **DATA), is_ready=False)]
     assert watch_still(beats, 500) == []
-    watch = Watch(2, LIMIT)
+    watch = StallDetector(2, LIMIT)
     watch.hear(replace(beats[0], count=1), 0.0)
     assert watch.judge(1.0) is None
     for second in range(2, 22):
@@ -110,7 +110,7 @@ def test_before_the_process_group_nothing_but_silence_is_judged() -> None:
 
 
 def test_a_silent_rank() -> None:
-    watch = Watch(3, LIMIT)
+    watch = StallDetector(3, LIMIT)
     verdict = None
     for second in range(30):
         for rank in range(3):
@@ -128,7 +128,7 @@ def test_a_silent_rank() -> None:
 
 
 def test_a_rank_that_has_ended_is_not_silent() -> None:
-    watch = Watch(2, LIMIT)
+    watch = StallDetector(2, LIMIT)
     watch.hear(beat(0, phase="data"), 0.0)
     watch.hear(beat(1, phase="data"), 0.0)
     watch.forget(0)
@@ -138,7 +138,7 @@ def test_a_rank_that_has_ended_is_not_silent() -> None:
 
 
 def test_time_in_which_the_watchdog_did_not_run_is_not_held_against_anyone() -> None:
-    watch = Watch(1, LIMIT)
+    watch = StallDetector(1, LIMIT)
     watch.hear(beat(0), 0.0)
     assert watch.judge(1.0) is None
     assert watch.judge(1000.0) is None  # the machine was asleep
@@ -147,7 +147,7 @@ def test_time_in_which_the_watchdog_did_not_run_is_not_held_against_anyone() -> 
 
 @given(st.lists(st.sampled_from([WAIT, DATA, {"phase": "forward"}]), min_size=1, max_size=8))
 def test_a_gang_that_moves_is_never_blamed(places: list[dict[str, Any]]) -> None:
-    watch = Watch(len(places), LIMIT)
+    watch = StallDetector(len(places), LIMIT)
     for second in range(200):
         for rank, place in enumerate(places):
             step = second // 10 if rank == 0 else 0
@@ -170,7 +170,7 @@ def test_folded_ranks_say_exactly_who(ranks: set[int]) -> None:
 
 def silence(seconds: int, cpu_share: float | None) -> list[Verdict]:
     """What is said while rank 1 of 2 gives no beat and its node sees this use of a core."""
-    watch, said = Watch(2, LIMIT), []
+    watch, said = StallDetector(2, LIMIT), []
     watch.hear(beat(1, phase="train.py:3 in load"), 0.0)
     for second in range(seconds + 1):
         watch.hear(replace(beat(0, **WAIT), count=second + 1), float(second))
@@ -200,7 +200,7 @@ def test_a_silent_rank_that_computes_gets_the_long_limit(cpu_share: float) -> No
 
 
 def test_a_rank_that_computed_and_is_stopped_then_is_ended() -> None:
-    watch = Watch(2, LIMIT)
+    watch = StallDetector(2, LIMIT)
     for second in range(60):
         watch.hear(replace(beat(0, **WAIT), count=second + 1), float(second))
         watch.hear(beat(1), 0.0)

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from muster.base.shown_text import number_ranges
 from muster.farm.task import Outcome
-from muster.slurm.script import _ranges
 from muster.slurm.states import (
     JobStatus,
     ending_of,
@@ -96,4 +96,4 @@ def test_a_preemption_is_known_by_its_time() -> None:
     ("numbers", "text"), [([0], "0"), ([2, 0, 1], "0-2"), ([0, 2, 3, 9], "0,2-3,9")]
 )
 def test_slots_are_written_as_an_array(numbers: list[int], text: str) -> None:
-    assert _ranges(numbers) == text
+    assert ",".join(number_ranges(numbers)) == text

@@ -32,7 +32,7 @@ from muster.web.content import about, compare, curves, map, overview, runs, task
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
-from muster.web.watch import RunLook
+from muster.web.watch import RunPoll
 
 OLD = Path(__file__).parents[2] / "fixtures/old_runs"
 RUNS = sorted(OLD.glob("*/*.tar.xz"))
@@ -232,7 +232,7 @@ def test_a_log_goes_on_where_it_was_whatever_bytes_are_in_it(tmp_path: Path) -> 
     log = folder.rank_log(0)
     log.parent.mkdir(exist_ok=True)
     log.write_bytes(b"one\n")
-    look = RunLook(Folder(folder.path))
+    look = RunPoll(Folder(folder.path))
     assert look._log("0") == []
     for at, data in ((4, b"\xff two\n"), (10, b"three\n")):
         with log.open("ab") as file:

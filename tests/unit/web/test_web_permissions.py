@@ -22,7 +22,7 @@ from muster.cli.main import main
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folders
 from muster.web.query import Query
-from muster.web.watch import RunLook, RunsLook
+from muster.web.watch import RunPoll, RunsPoll
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="becomes another user"),
@@ -70,8 +70,8 @@ def looked(runs: Path) -> dict[str, Any]:
                 pages[name] = ""
             except MusterError as error:
                 pages[name] = str(error)
-        RunLook(folders.find(row["id"])).look(["1"])
-    RunsLook(folders).look(())
+        RunPoll(folders.find(row["id"])).look(["1"])
+    RunsPoll(folders).look(())
     return found
 
 

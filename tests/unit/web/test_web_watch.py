@@ -22,7 +22,7 @@ from muster.web import stream
 from muster.web.content.index import Defects
 from muster.web.folder import Folder, Folders
 from muster.web.stream import Watcher, Watchers
-from muster.web.watch import RunLook, RunsLook, Told
+from muster.web.watch import Change, RunPoll, RunsPoll
 
 
 class Looking:
@@ -30,7 +30,7 @@ class Looking:
 
     def __init__(self) -> None:
         self.head: dict[str, Any] = {}
-        self.found: list[Told | Exception] = []
+        self.found: list[Change | Exception] = []
         self.may_go, self.is_held = threading.Event(), threading.Event()
         self.may_go.set()
         self.prepared: list[Exception] = []
@@ -41,7 +41,7 @@ class Looking:
         if self.prepared:
             raise self.prepared.pop()
 
-    def look(self, logs: Collection[str]) -> list[Told]:
+    def look(self, logs: Collection[str]) -> list[Change]:
         self.num_looks += 1
         for _ in range(1000):
             if self.may_go.wait(0.01):
@@ -63,7 +63,7 @@ def test_a_look_that_fails_is_said_once_and_the_next_one_tells_what_there_is() -
         async with aclosing(watcher.events(watcher.position(), None, lambda: False)) as events:
             greeting = await anext(events)
             look.prepared = [ValueError("cut\x1b[2J")]
-            look.found = [RuntimeError("no"), RuntimeError("no"), Told("rows", {"a": 1})]
+            look.found = [RuntimeError("no"), RuntimeError("no"), Change("rows", {"a": 1})]
             told = await anext(events)
             while len(said) < 2:  # reading ahead comes at its own time
                 await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ def test_the_event_loop_does_not_wait_for_a_look() -> None:
     watcher = Watcher(look, Defects(print))
 
     async def while_it_is_held() -> bytes:
-        look.found = [Told("rows", {"a": 1}), Told("rows", {"a": 2})]
+        look.found = [Change("rows", {"a": 1}), Change("rows", {"a": 2})]
         after = watcher.position()
         async with aclosing(watcher.events(after, None, lambda: False)) as events:
             await anext(events)
@@ -108,7 +108,7 @@ def test_after_reading_ahead_the_next_look_comes_as_soon_as_ever(
             await anext(events)
             while look.num_looks < 3:
                 await asyncio.sleep(0.01)
-            look.found = [Told("rows", {"a": 1})]
+            look.found = [Change("rows", {"a": 1})]
             while b"rows" not in (found := await anext(events)):
                 continue  # a comment
             return found
@@ -123,7 +123,7 @@ def test_what_is_kept_for_who_comes_back_is_bounded_in_bytes(
     look = Looking()
     watcher = Watcher(look, Defects(print))
     first = watcher.position()
-    look.found = [Told("rows", {"text": "x" * 300}) for _ in range(9)]
+    look.found = [Change("rows", {"text": "x" * 300}) for _ in range(9)]
     ids = [watcher.position() for _ in range(9)]
 
     async def told(after: str) -> bytes:
@@ -154,13 +154,13 @@ def test_a_run_that_was_made_anew_has_another_watcher(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_looked_into_ends_no_watcher(tmp_path: Path) -> None:
     """As of another user's run: whether it is there is an error too."""
     folder = Folder(tmp_path / ("x" * 300))
-    assert RunLook(folder).look(["²", "9" * 9999]) == []
+    assert RunPoll(folder).look(["²", "9" * 9999]) == []
 
     class All(Folders):
         def all(self) -> list[Folder]:
             return [folder]
 
-    assert RunsLook(All([])).look(()) == []
+    assert RunsPoll(All([])).look(()) == []
 
 
 def test_a_commit_that_could_not_be_read_when_its_log_had_changed_is_told(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_commit_that_could_not_be_read_when_its_log_had_changed_is_told(tmp_pa
         for step in range(100, 1000, 100):
             go_on(ledger, step)
         ledger._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # what comes next fits in its place
-        look = RunLook(Folder(run.path))
+        look = RunPoll(Folder(run.path))
         look.look(())
         before = look.head["counts"]["done"]
         os.utime(log, ns=(10**18, 10**18))  # its log has changed
@@ -218,7 +218,7 @@ def test_viewers_who_ask_the_same_get_one_answer_until_the_next_event() -> None:
             [first] = await ask(asked_by_ten)
             assert await ask(asked_by_ten) == {first}
             assert await ask(watcher.shared, "/tasks?sort=b", make) != first
-            look.found.append(Told("counts", {"done": 1}))
+            look.found.append(Change("counts", {"done": 1}))
             await anext(events)
             [second] = await ask(asked_by_ten)
             assert second != first, "the event said that there is something new"

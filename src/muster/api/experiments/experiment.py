@@ -179,9 +179,9 @@ def state_of_all(phases: list[PhaseStatus], *, is_running: bool) -> str:
     return "not begun" if all(s in ("not begun", "waits") for s in states) else "stopped"
 
 
-def find_experiment(text: str, root: Path = Path("runs")) -> ExperimentFolder | None:
+def find_experiment(text: str) -> ExperimentFolder | None:
     """The experiment with phases that is called so, else None."""
-    for path in (Path(text), root / text):
+    for path in (Path(text), Path("runs", text)):
         with suppress(OSError):
             if (found := ExperimentFolder(path)).exists():
                 return found

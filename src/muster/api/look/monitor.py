@@ -113,7 +113,6 @@ def watch(
     *,
     show: Callable[[Sample], None] = _ignore,
     say: Callable[[str], None] = _say_nothing,
-    clock: Clock | None = None,
 ) -> Watched:
     """Take samples until somebody ends this, the time is over, or the command has ended.
 
@@ -121,7 +120,7 @@ def watch(
     the command, whose end is then awaited. Raises UsageError for an output that holds something
     else, SetupError where it cannot be written, TargetError for a command that does not start.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     has_command = bool(options.command)
     with ExitStack() as stack:
         sampler = Sampler(usage_source(read_settings()), clock)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
-from muster.api.report.content import Mood
+from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
 from muster.base.errors import MusterError, SetupError
@@ -119,26 +119,26 @@ def verdict(run: Run, status: Status) -> tuple[str, str]:
     """A level (good, working, bad, or paused: somebody has to go on with it), and the sentence of
     the report.
     """
-    text, mood = _sentence(run, status)
+    text, health = _sentence(run, status)
     level = _LEVELS.get(status.state, "paused")
-    if mood is Mood.BAD or (status.state == "running" and status.counts.get("failed")):
+    if health is Health.BAD or (status.state == "running" and status.counts.get("failed")):
         level = "bad"
-    elif mood is Mood.OPEN and level == "good":
+    elif health is Health.OPEN and level == "good":
         level = "paused"
     return level, text.removesuffix(" What is missing is left out below.")
 
 
-def _sentence(run: Run, status: Status) -> tuple[str, Mood]:
+def _sentence(run: Run, status: Status) -> tuple[str, Health]:
     if run.stored.is_gang:
         return gang_state(run.folder, status)
     if status.state == "not begun":
-        return "It has not begun.", Mood.OPEN
+        return "It has not begun.", Health.OPEN
     if not run.stored.is_map or status.is_running:
         return farm_state(status)
     try:
         return map_state(run, [tally(each) for each in stage_folders(run.folder)])
     except (MusterError, LookupError, TypeError, ValueError, AttributeError):
-        return "Its records cannot be counted: what is written down is damaged.", Mood.OPEN
+        return "Its records cannot be counted: what is written down is damaged.", Health.OPEN
 
 
 def causes(run: Run) -> Iterator[Cause]:

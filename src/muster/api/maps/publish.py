@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -91,6 +92,13 @@ def parts_of(folder: RunFolder) -> list[Part]:
                 )
             )  # fmt: skip
     return sorted(parts, key=lambda part: (part.order, part.start))
+
+
+def finished_lines(folder: RunFolder) -> Iterator[bytes]:
+    """The records of finished chunks as lines of JSON, in the order of the source."""
+    for part in parts_of(folder):
+        with suppress(FileNotFoundError), part.rows.open("rb") as file:  # or it is in the output
+            yield from file
 
 
 def _chunks(folder: RunFolder) -> Iterator[tuple[TaskState, dict[str, Any], dict[str, Any]]]:

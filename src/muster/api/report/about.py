@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
+from muster.api.report.content import Block, Facts, Health, Listing, Table, Text, facts_of
 from muster.api.runs import Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
@@ -60,41 +60,41 @@ class Effort:
 # ---------------------------------------------------------------------- how it stands
 
 
-def farm_state(status: Status) -> tuple[str, Mood]:
+def farm_state(status: Status) -> tuple[str, Health]:
     """A sentence with the counts of tasks, for a sweep."""
     counts = status.counts
     shown = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
     of = f"{shown or 'nothing done'} of {count(status.total, 'task')}"
     more = "" if status.is_enqueued or not status.total else " (not all tasks are listed yet)"
     if status.is_running:
-        return f"Still running: {of}{more}. What is missing is left out below.", Mood.OPEN
+        return f"Still running: {of}{more}. What is missing is left out below.", Health.OPEN
     if counts["waiting"] or counts["running"] or not status.total:
-        return f"Unfinished: {of}{more}. What is missing is left out below.", Mood.OPEN
+        return f"Unfinished: {of}{more}. What is missing is left out below.", Health.OPEN
     if counts["failed"]:
-        return f"Finished with failures: {of}.", Mood.BAD
+        return f"Finished with failures: {of}.", Health.BAD
     if counts["cancelled"]:
-        return f"Cancelled: {of}.", Mood.OPEN
-    return f"Finished: {of}.", Mood.GOOD
+        return f"Cancelled: {of}.", Health.OPEN
+    return f"Finished: {of}.", Health.GOOD
 
 
-def gang_state(folder: RunFolder, status: Status) -> tuple[str, Mood]:
+def gang_state(folder: RunFolder, status: Status) -> tuple[str, Health]:
     """A sentence on how a training or a program stands."""
     match status.state:
         case "running":
-            return "Still running.", Mood.OPEN
+            return "Still running.", Health.OPEN
         case "starting again":
-            return "It is being started again.", Mood.OPEN
+            return "It is being started again.", Health.OPEN
         case "done":
-            return "Finished.", Mood.GOOD
+            return "Finished.", Health.GOOD
         case "saved":
-            return "Unfinished: it saved its state and can go on.", Mood.OPEN
+            return "Unfinished: it saved its state and can go on.", Health.OPEN
         case "not begun":
-            return "It has not begun.", Mood.OPEN
+            return "It has not begun.", Health.OPEN
         case "refused":
-            return "It was refused at its start: nothing was done.", Mood.BAD
+            return "It was refused at its start: nothing was done.", Health.BAD
         case "stopped":
-            return "Unfinished: it has not come to an end.", Mood.OPEN
-    return f"Failed with exit code {last_ending(folder)}.", Mood.BAD
+            return "Unfinished: it has not come to an end.", Health.OPEN
+    return f"Failed with exit code {last_ending(folder)}.", Health.BAD
 
 
 # ---------------------------------------------------------------------- what failed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 MOST_ROWS = 300
 
 
-class Mood(StrEnum):
+class Health(StrEnum):
     """How a run stands, at a glance."""
 
     GOOD = "good"
@@ -82,7 +82,7 @@ class Page(NamedTuple):
     lead: str
     command: str
     state: str
-    mood: Mood
+    health: Health
     sections: tuple[Section, ...]
 
 

@@ -120,7 +120,7 @@ def to_html(page: Page, made_by: str, secrets: Collection[str] = ()) -> bytes:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{_safe(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"<header>\n<h1>{_safe(page.title)}</h1>\n<p>{_safe(page.lead)}</p>\n"
-        f'<p class="state {page.mood}" role="status">{_safe(page.state)}</p>\n{command}\n'
+        f'<p class="state {page.health}" role="status">{_safe(page.state)}</p>\n{command}\n'
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n</header>\n'
         f"<main>\n{sections}</main>\n"
         f"<footer><p>{_safe(made_by)}</p></footer>\n</body>\n</html>\n"

@@ -104,7 +104,7 @@ def _page(
         lead=content.lead,
         command=command_line(stored.argv),
         state=content.state,
-        mood=content.mood,
+        health=content.health,
         sections=(
             *section("What failed", content.failures),
             *section("Figures", content.figures or no_figures),

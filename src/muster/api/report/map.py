@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.recipe import MapRecipe
 from muster.api.report.about import Effort, failure_blocks, record_failures
-from muster.api.report.content import Block, Mood, Table, Text, facts_of
+from muster.api.report.content import Block, Health, Table, Text, facts_of
 from muster.api.report.figures import drawn
 from muster.api.report.sweep import Content, pictures_of
 from muster.api.runs import Run
@@ -43,7 +43,7 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     folders = stage_folders(folder)
     specs = [read_run(each).spec for each in folders]
     counts = [tally(each) for each in folders]
-    state, mood = map_state(run, counts)
+    state, health = map_state(run, counts)
     summary, figures, remarks = _of_recipe(folder, maker, place)
     stages = [" → ".join(spec["stages"]) for spec in specs]
     published = read_published(folder)
@@ -56,7 +56,7 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     return Content(
         lead=f"A map of records through {' → '.join(stages)}.",
         state=state,
-        mood=mood,
+        health=health,
         failures=failures,
         figures=[*pictures_of(figures, f"the map {folder.name}"), *remarks],
         results=[
@@ -113,7 +113,7 @@ def stage_folders(folder: RunFolder) -> list[RunFolder]:
     return [*found, folder]
 
 
-def map_state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
+def map_state(run: Run, counts: Sequence[Tally]) -> tuple[str, Health]:
     """What became of the records of the first stage, and how many the later ones rejected.
 
     ``counts``: of each of `stage_folders`.
@@ -127,14 +127,14 @@ def map_state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
     bad = [f"{n:,} {word}" for n, word in ((rejected, "rejected"), (lost, "lost")) if n]
     told = ", ".join((done, *bad))
     if run.status().is_running:
-        return f"Still running: {told}.", Mood.OPEN
+        return f"Still running: {told}.", Health.OPEN
     if any(each.num_open for each in counts) or not total:
-        return f"Unfinished: {told}.", Mood.OPEN
+        return f"Unfinished: {told}.", Health.OPEN
     if bad:
-        return f"Finished with failures: {told}.", Mood.BAD
+        return f"Finished with failures: {told}.", Health.BAD
     if read_published(run.folder) is None:
-        return f"Unfinished: {told}, but the output is not written yet.", Mood.OPEN
-    return f"Finished: {told}.", Mood.GOOD
+        return f"Unfinished: {told}, but the output is not written yet.", Health.OPEN
+    return f"Finished: {told}.", Health.GOOD
 
 
 def _row(name: str, counts: Tally) -> tuple[Any, ...]:

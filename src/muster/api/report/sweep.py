@@ -15,7 +15,7 @@ from muster.api.report.about import Effort, failure_blocks, farm_state
 from muster.api.report.content import (
     MOST_ROWS,
     Block,
-    Mood,
+    Health,
     Picture,
     Table,
     Text,
@@ -48,7 +48,7 @@ class Content(NamedTuple):
 
     lead: str
     state: str
-    mood: Mood
+    health: Health
     failures: Sequence[Block | None] = ()
     figures: Sequence[Block | None] = ()
     results: Sequence[Block | None] = ()
@@ -67,7 +67,7 @@ class SweepMaker(NamedTuple):
 def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Content:
     """Write the table and the figures of a sweep into ``place`` and say what is in them."""
     stored, status = run.stored, run.status()
-    state, mood = farm_state(status)
+    state, health = farm_state(status)
     effort = Effort()
     search = read_search(run.folder) if maker is None else None
     paths: list[Path] = []
@@ -84,7 +84,7 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
     return Content(
         lead=lead if search is None else search_lead(search, stored.targets[0]["name"]),
         state=state,
-        mood=mood,
+        health=health,
         failures=failure_blocks(failures),
         figures=[*figures, *curves],
         results=results,

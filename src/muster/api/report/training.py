@@ -29,7 +29,7 @@ _MEASURED, _CONFUSION = "measured", "confusion"
 def training_content(run: Run, place: RunFolder) -> Content:
     """Draw what a training recorded into ``place`` and say what is in it."""
     folder, stored = run.folder, run.stored
-    state, mood = gang_state(folder, run.status())
+    state, health = gang_state(folder, run.status())
     results = read_results(folder)
     lines = list(read_journal(folder.metrics))
     figures, remarks = drawn(lambda: _draw(folder, place, results, lines))
@@ -43,7 +43,7 @@ def training_content(run: Run, place: RunFolder) -> Content:
     return Content(
         lead=_lead(stored.spec, results, lines),
         state=state,
-        mood=mood,
+        health=health,
         failures=gang_failures(folder),
         figures=pictures,
         results=[*_result_blocks(folder, results, lines)],
@@ -62,7 +62,7 @@ def script_content(run: Run, place: RunFolder) -> Content:
     logged, and the figures that it left.
     """
     folder, stored = run.folder, run.stored
-    state, mood = gang_state(folder, run.status())
+    state, health = gang_state(folder, run.status())
     program = stored.spec["program"]
     starts, table = _starts(folder)
     own = [path for path in sorted(folder.figures.glob("*.png")) if path.stem != "curves"]
@@ -72,7 +72,7 @@ def script_content(run: Run, place: RunFolder) -> Content:
     return Content(
         lead=f"A run of {program.get('path') or program.get('target')}{ranks}.",
         state=state,
-        mood=mood,
+        health=health,
         failures=gang_failures(folder),
         figures=pictures
         or [Text("The program has logged no numbers and left no figures in the run folder.")],

@@ -105,8 +105,12 @@ class Lending:
                 )
             self._check_memory(wanted)
             self._wanted = wanted
+            # On disk before anything is answered or changes hands: a run that is killed from here
+            # on begins again with what it has promised.
             self._write()
         except (MusterError, OSError, ValueError, TypeError, OverflowError) as error:
+            # A choice of several devices may fail at the last one: those leased for it go back, and
+            # what the run had before is untouched.
             self._wanted = before
             for uuid in self._leases.keys() - held:
                 self._leases.pop(uuid).release()
@@ -132,6 +136,8 @@ class Lending:
         self.touch(None if view.eta is None else (view.eta.low_s + view.eta.high_s) / 2)
         states = {line.slot: line.state for line in view.workers}
         for key, slots in self._by_key().items():
+            # A worker that was told to give a GPU back holds its memory until its process is gone.
+            # Only then is the lease released; others would start on a GPU that is half full.
             is_free = all(states.get(slot.label) == GIVEN_BACK for slot in slots)
             if key not in self._wanted and is_free:
                 for uuid in slots[0].devices:

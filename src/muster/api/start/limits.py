@@ -178,15 +178,15 @@ def limited(
     if not options.limits:
         yield
         return
-    keeper = _Keeper(folder, options, session, requests, num_devices, say)
-    keeper.start()
+    watch = _LimitWatch(folder, options, session, requests, num_devices, say)
+    watch.start()
     try:
         yield
     finally:
-        keeper.close()
+        watch.close()
 
 
-class _Keeper(threading.Thread):
+class _LimitWatch(threading.Thread):
     def __init__(
         self,
         folder: RunFolder,

@@ -129,7 +129,7 @@ def run_services(
 # one while it works, and some seconds at its end; then it says what was not sent.
 
 
-class _Courier(threading.Thread):
+class _Sender(threading.Thread):
     """Sends to one place. ``left``: the causes that are not sent, ``why``: the last failure."""
 
     def __init__(self, place: Place) -> None:
@@ -193,10 +193,10 @@ class Notifier:
     def __init__(self, folder: RunFolder, places: Sequence[Place]) -> None:
         self._folder = folder
         self._told: set[Cause] = set()
-        self._couriers = [_Courier(place) for place in places]
+        self._senders = [_Sender(place) for place in places]
         self._host = platform.node()
-        for courier in self._couriers:
-            courier.start()
+        for sender in self._senders:
+            sender.start()
 
     def tell(self, cause: Cause, text: str, exit_code: int | None = None) -> None:
         if cause in self._told:
@@ -206,23 +206,23 @@ class Notifier:
         whole = RunFolder(self._folder.whole)
         path = str(whole.path.absolute())
         message = Message(cause, one_line(whole.name), path, self._host, text, exit_code)
-        for courier in self._couriers:
-            courier.take(message)
+        for sender in self._senders:
+            sender.take(message)
 
     def close(self, limit_s: float, warn: Callable[[str], None]) -> None:
         """Wait so long for what is not sent, and say what is left then."""
         due_s = time.monotonic() + limit_s
-        for courier in self._couriers:
-            courier.finish()
-        for courier in self._couriers:
-            courier.join(max(0.0, due_s - time.monotonic()))
-        for courier in self._couriers:
-            if left := list(courier.left):
-                why = courier.why or "no answer in time"
-                courier.cut()
+        for sender in self._senders:
+            sender.finish()
+        for sender in self._senders:
+            sender.join(max(0.0, due_s - time.monotonic()))
+        for sender in self._senders:
+            if left := list(sender.left):
+                why = sender.why or "no answer in time"
+                sender.cut()
                 messages = count(len(left), "message")
                 warn(
-                    f"--notify {courier.place.text}: {messages} not sent ({', '.join(left)}): {why}"
+                    f"--notify {sender.place.text}: {messages} not sent ({', '.join(left)}): {why}"
                 )
 
 

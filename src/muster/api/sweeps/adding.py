@@ -24,7 +24,7 @@ from muster.run.session import is_held
 _MOST_AT_WORK = 50_000
 
 
-class Beside(NamedTuple):
+class MissingTasks(NamedTuple):
     """Of the tasks that are asked for: those that the run does not have, each with the name of its
     target, and how many it has.
     """
@@ -77,7 +77,7 @@ def check_may_grow(run: Run) -> None:
         )
 
 
-def beside(run: Run, workloads: Sequence[Workload], priority: int = 0) -> Beside:
+def missing_tasks(run: Run, workloads: Sequence[Workload], priority: int = 0) -> MissingTasks:
     """The tasks of ``workloads`` that the run does not have yet, in their order."""
     have: set[bytes] = set()
     if run.folder.ledger.exists():
@@ -93,7 +93,7 @@ def beside(run: Run, workloads: Sequence[Workload], priority: int = 0) -> Beside
             else:
                 urgent = task._replace(priority=task.priority + priority)
                 new.setdefault(task.key, (names[task.target_id], urgent))
-    return Beside(list(new.values()), len(known))
+    return MissingTasks(list(new.values()), len(known))
 
 
 def add_tasks(
@@ -120,7 +120,7 @@ def add_tasks(
         check_code(run.folder, here.code, may_change=may_change_code)
     folder = run.folder
     while True:
-        new, num_known = beside(run, workloads, priority)
+        new, num_known = missing_tasks(run, workloads, priority)
         if not new:
             return Added(0, num_known, is_held(folder))
         if is_held(folder):

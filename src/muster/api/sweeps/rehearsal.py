@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +86,8 @@ def rehearse_sweep(recipe: Recipe, config: Any, folder: RunFolder) -> bool:
     return True
 
 
-def rehearse_map(recipe: MapRecipe, config: Any, is_jsonl: bool, folder: RunFolder) -> bool:
-    """``summarise`` and ``draw`` of the first records that are written."""
-    from muster.api.maps.publish import parts_of
-
-    lines = (line for part in parts_of(folder) for line in _lines(part.rows))
+def rehearse_map(recipe: MapRecipe, config: Any, is_jsonl: bool, lines: Iterable[bytes]) -> bool:
+    """``summarise`` and ``draw`` of the first records that are written, a line of JSON each."""
     # Another format gives every record every column.
     kind = _Row if is_jsonl else dict
     records = [kind(json.loads(line)) for line in itertools.islice(lines, _FEW)]
@@ -106,14 +103,6 @@ def rehearse_map(recipe: MapRecipe, config: Any, is_jsonl: bool, folder: RunFold
     if (draw := recipe.draw) is not None:
         _draw(recipe, lambda place: draw(config, iter(records), place))
     return True
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from file
-    except FileNotFoundError:  # it has been put into the output
-        return
 
 
 def _draw(recipe: Recipe | MapRecipe, draw: Callable[[Path], list[Path]]) -> None:

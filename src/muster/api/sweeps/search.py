@@ -270,12 +270,7 @@ def _fixed(spec: SearchSpec) -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between the fixed parts of two workloads, a sentence each."""
-    before, after = _lines(old), _lines(new)
-    return [
-        f"{name}: {before.get(name, '(absent)')} -> {after.get(name, '(absent)')}"
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    ]
+    return farm_space.changed_lines(_lines(old), _lines(new))
 
 
 def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:

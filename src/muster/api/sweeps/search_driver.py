@@ -49,7 +49,7 @@ _MANY = 1 << 20
 
 
 @dataclass
-class _Own:
+class _SearchTask:
     """What is known of a task of the search."""
 
     proposal: Proposal
@@ -90,7 +90,7 @@ class SearchDriver:
         self._search = Search(spec)
         self._began_s = clock.monotonic_s()
         self._rows: list[SearchRow] = []
-        self._tasks: dict[int, _Own] = {}
+        self._tasks: dict[int, _SearchTask] = {}
         self._task_of: dict[tuple[int, int | None], int] = {}
         self._growing: set[int] = set()  # tasks whose seconds may have changed since
         self._seconds_spent = 0.0
@@ -214,7 +214,7 @@ class SearchDriver:
         self._began_s = min(self._began_s, self._clock.monotonic_s() - spent_s)
 
     def _name(self, proposal: Proposal, task_id: int) -> None:
-        self._tasks[task_id] = _Own(proposal)
+        self._tasks[task_id] = _SearchTask(proposal)
         if proposal.by != "given":  # those count against no budget
             self._growing.add(task_id)
         self._task_of[proposal.trial, proposal.seed] = task_id
@@ -284,7 +284,7 @@ class SearchDriver:
             orders += [self._stop(logged.task_id)] if was_told and self._saves else []
         return orders
 
-    def _new_points(self, own: _Own, body: bytes) -> tuple[Point, ...]:
+    def _new_points(self, own: _SearchTask, body: bytes) -> tuple[Point, ...]:
         """Those that the search looks at, without steps that it has heard: a later attempt may log
         them again."""
         names, packed = split(body)
@@ -303,7 +303,7 @@ class SearchDriver:
         self._unseen -= own.last.keys()
         return tuple(new)
 
-    def _note_points(self, own: _Own, points: Sequence[Point]) -> None:
+    def _note_points(self, own: _SearchTask, points: Sequence[Point]) -> None:
         for point in points:
             own.last[point.name] = point.value
             own.heard[point.name] = point.step

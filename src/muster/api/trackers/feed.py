@@ -94,7 +94,7 @@ class _Runs:
         self._source = source
         self._tracker = tracker
         self._position = position
-        self._open: OrderedDict[int, tuple[TrackerRun, dict[str, _Had]]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[TrackerRun, dict[str, _SentSteps]]] = OrderedDict()
 
     def log(self, batches: Mapping[int, Sequence[Point]]) -> None:
         """Return when all of it is accepted."""
@@ -122,12 +122,12 @@ class _Runs:
         while self._open:
             self._open.popitem()[1][0].leave()
 
-    def _had(self, task: int) -> dict[str, _Had]:
-        had: dict[str, _Had] = {}
+    def _had(self, task: int) -> dict[str, _SentSteps]:
+        had: dict[str, _SentSteps] = {}
         _fresh(self._source.before(task, self._position.mark), had)
         return had
 
-    def _get(self, task: int) -> tuple[TrackerRun, dict[str, _Had]]:
+    def _get(self, task: int) -> tuple[TrackerRun, dict[str, _SentSteps]]:
         if task not in self._open:
             while len(self._open) >= self._tracker.most_open:
                 run, _ = self._open.popitem(last=False)[1]
@@ -136,7 +136,7 @@ class _Runs:
             run = self._tracker.open(self._source.tracked(task))
             had = self._had(task)
             for name, step in run.last_steps.items():
-                mine = had.setdefault(name, _Had())
+                mine = had.setdefault(name, _SentSteps())
                 if step > mine.highest:
                     mine.sent = step
             self._open[task] = run, had
@@ -148,7 +148,7 @@ _LEAST = -1 << 64  # below all steps
 
 
 @dataclass
-class _Had:
+class _SentSteps:
     """What there was of a metric.
 
     ``earlier``: the highest step of the attempts before ``attempt``. ``sent``: the highest step
@@ -162,7 +162,7 @@ class _Had:
     sent: int = _LEAST
 
 
-def _fresh(points: Iterable[Point], had: dict[str, _Had]) -> list[Point]:
+def _fresh(points: Iterable[Point], had: dict[str, _SentSteps]) -> list[Point]:
     """Those that the tracker has to get, sorted by step; ``had`` is brought up to date.
 
     >>> had = {}
@@ -173,7 +173,7 @@ def _fresh(points: Iterable[Point], had: dict[str, _Had]) -> list[Point]:
     """
     fresh = []
     for point in points:
-        mine = had.setdefault(point.name, _Had(attempt=point.attempt))
+        mine = had.setdefault(point.name, _SentSteps(attempt=point.attempt))
         if point.attempt > mine.attempt:
             mine.attempt, mine.earlier = point.attempt, mine.highest
         if point.step <= (mine.earlier if point.attempt == mine.attempt else mine.highest):
@@ -214,7 +214,9 @@ class Position:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise Held(f"Another process is sending this run to {self._path.stem}.") from None
+            raise PositionTaken(
+                f"Another process is sending this run to {self._path.stem}."
+            ) from None
         self.mark, self.ended, self.begun = read_position(self._path, self._run_id)
         self._saved = self.mark
         # Written anew: a long run leaves many lines, of which the last one and the ends matter.
@@ -244,6 +246,8 @@ class Position:
 
     def save(self) -> None:
         if self.mark != self._saved or self._line != _Line():
+            # One write for all of it: the mark and the ends that belong to it are both there or
+            # neither. The first line break ends what a writer that was killed has left torn.
             os.write(self._file, b"\n" + self._take_line())
 
     def _take_line(self) -> bytes:
@@ -260,7 +264,7 @@ class _Line:
     rested: list[int] = field(default_factory=list)
 
 
-class Held(SetupError):
+class PositionTaken(SetupError):
     """Another process has the tracker's place."""
 
 

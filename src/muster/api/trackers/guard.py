@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from muster.api.trackers.feed import DONE, Held, Position, feed, read_position
+from muster.api.trackers.feed import DONE, Position, PositionTaken, feed, read_position
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import RUN_MARKER, end_marked
@@ -63,9 +63,9 @@ def track(folder: RunFolder, names: Sequence[str], warn: Callable[[str], None]) 
             f"{folder.path} is running, and only its own process can say how it ends.",
             hint="give --log-to to the command that runs it, or come back when it has ended.",
         )
-    with tracking(folder, names, warn, limit_s=math.inf, most_tries=3) as keepers:
+    with tracking(folder, names, warn, limit_s=math.inf, most_tries=3) as threads:
         pass
-    return [keeper.tracker for keeper in keepers if not keeper.is_done]
+    return [thread.tracker for thread in threads if not thread.is_done]
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def tracking(
     limit_s: float = END_S,
     most_tries: int | None = None,
     longest_pause_s: float = LONGEST_PAUSE_S,
-) -> Iterator[Sequence[Keeper]]:
+) -> Iterator[Sequence[TrackerThread]]:
     """A context in which these trackers follow the run in ``folder``, which the caller holds.
 
     At its end they get ``limit_s``, or less where ``is_urgent``; ``warn`` gets a line for each that
@@ -88,40 +88,42 @@ def tracking(
         yield []
         return
     run_id = own_id(folder).text
-    keepers = [
-        Keeper(folder, run_id, name, warn, most_tries=most_tries, longest_pause_s=longest_pause_s)
+    threads = [
+        TrackerThread(
+            folder, run_id, name, warn, most_tries=most_tries, longest_pause_s=longest_pause_s
+        )
         for name in wanted(folder, names)
     ]
     has_failed = True
     try:
-        for keeper in keepers:
-            keeper.start()
-        yield keepers
+        for thread in threads:
+            thread.start()
+        yield threads
         has_failed = False
     finally:
         try:
             _see_out(
-                keepers, lambda: min(HURRY_S, limit_s) if has_failed or is_urgent() else limit_s
+                threads, lambda: min(HURRY_S, limit_s) if has_failed or is_urgent() else limit_s
             )
         finally:
-            for keeper in keepers:
-                keeper.close()
-        for keeper in keepers:
-            if not keeper.is_done:
-                warn(keeper.what_is_left())
+            for thread in threads:
+                thread.close()
+        for thread in threads:
+            if not thread.is_done:
+                warn(thread.what_is_left())
 
 
-def _see_out(keepers: Sequence[Keeper], limit_s: Callable[[], float]) -> None:
+def _see_out(threads: Sequence[TrackerThread], limit_s: Callable[[], float]) -> None:
     """Tell them that the run is over, and wait for those that are not done."""
     begun_s = time.monotonic()
-    for keeper in keepers:
-        keeper.over.set()
-    for keeper in keepers:
-        while keeper.is_alive() and time.monotonic() - begun_s <= limit_s():
-            keeper.join(_LOOK_EVERY_S)
+    for thread in threads:
+        thread.over.set()
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() - begun_s <= limit_s():
+            thread.join(_LOOK_EVERY_S)
 
 
-class Keeper(threading.Thread):
+class TrackerThread(threading.Thread):
     """One tracker. ``is_done``: it has got everything, and said so."""
 
     def __init__(
@@ -285,7 +287,7 @@ def main(argv: list[str]) -> int:
                 return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
 
             feed(source, make_tracker(name, place), position, wait)
-    except (Held, MusterError) as error:
+    except (PositionTaken, MusterError) as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
         return 1
     return DONE

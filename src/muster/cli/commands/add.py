@@ -12,10 +12,10 @@ from muster.api.runs import Run, find_run
 from muster.api.start.options import SweepOptions
 from muster.api.sweeps.adding import (
     Added,
-    Beside,
+    MissingTasks,
     add_tasks,
-    beside,
     check_may_grow,
+    missing_tasks,
 )
 from muster.api.sweeps.plans import check_same_plan, go_to, workload_over
 from muster.api.sweeps.workload import Workload
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         check_same_plan(run.folder, run.stored, workload_of(before), typed.options)
     workloads = _workloads(run, before, what)
     if typed.shown.dry_run:
-        _show(run, beside(run, workloads), typed.shown)
+        _show(run, missing_tasks(run, workloads), typed.shown)
         return 0
     added = add_tasks(
         run, workloads, said=what.words(), listed=_listed(what), priority=typed.adding.priority,
@@ -245,7 +245,7 @@ def _tell(run: Run, added: Added, shown: ShownFlags) -> None:
             output.say(f"  what is left of them: muster resume {shell_word(run.path)}")
 
 
-def _numbers(added: Added | Beside) -> str:
+def _numbers(added: Added | MissingTasks) -> str:
     num_new = added.num_new if isinstance(added, Added) else len(added.new)
     if not num_new:
         return f"nothing to add, it has all {count(added.num_known, 'task')} already"
@@ -263,7 +263,7 @@ def _record(run: Run, added: Added) -> dict[str, Any]:
     }
 
 
-def _show(run: Run, found: Beside, shown: ShownFlags) -> None:
+def _show(run: Run, found: MissingTasks, shown: ShownFlags) -> None:
     first = [task.payload.decode() for _, task in found.new[:3]]
     is_at_work = is_held(run.folder)
     if shown.json:

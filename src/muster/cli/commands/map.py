@@ -43,13 +43,14 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
     from muster.api.launch import Audience
+    from muster.api.maps.publish import finished_lines
     from muster.api.sweeps.rehearsal import rehearse_map
 
     run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:
         is_jsonl = job.output.format == "jsonl"
         call = partial(rehearse_map, parsed.recipe, parsed.config, is_jsonl)
-        job = dataclasses.replace(job, rehearse=call)
+        job = dataclasses.replace(job, rehearse=lambda folder: call(finished_lines(folder)))
     output.show_events(are_shown=run.log_level == "debug")
     with output.make_screen(run.level) as screen:
         if parsed.recipe is not None:

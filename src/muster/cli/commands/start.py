@@ -151,7 +151,7 @@ def start(experiment: Experiment, parsed: Parsed) -> int:
     with folder.working(experiment) as journal:
         code = EXIT_SOME_FAILED
         try:
-            code = _Going(experiment, folder, journal, moment, shown).all()
+            code = _ExperimentStart(experiment, folder, journal, moment, shown).all()
         except KeyboardInterrupt as error:
             code = stop_code(getattr(error, "number", 0))
             raise
@@ -208,7 +208,7 @@ def _has_best(run: Run | None, order: OrderKeys | None) -> bool:
     return state == "done" or (state == "failed" and order.may_fail)
 
 
-class _Going:
+class _ExperimentStart:
     """One start of an experiment with phases."""
 
     def __init__(

@@ -91,18 +91,18 @@ def _rank(rank: int, folder: str, words: list[str]) -> None:
         world_size=len(numbers),
         timeout=timedelta(seconds=_JOIN_S),
     )
-    council = _Council(store, rank, len(numbers))
+    exchange = _StoreExchange(store, rank, len(numbers))
     rows = []
     for num_bytes in _CPU_SIZES if kind == "cpu" else _SIZES:
         if rank == 0:
             progress(f"all-reduce of {num_bytes} bytes")
-        rows.append(_measure(num_bytes, device, council, budget_s))
+        rows.append(_measure(num_bytes, device, exchange, budget_s))
     if rank == 0:
         (Path(folder) / "result.json").write_text(json.dumps({"sizes": rows}))
     dist.destroy_process_group()
 
 
-class _Council:
+class _StoreExchange:
     """Exchanges numbers through the store, and not through the back-end that is being tested."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
@@ -122,19 +122,21 @@ class _Council:
         return self.worst(int(seconds * 1e9)) / 1e9
 
 
-def _measure(num_bytes: int, device: Any, council: _Council, budget_s: float) -> dict[str, Any]:
+def _measure(
+    num_bytes: int, device: Any, exchange: _StoreExchange, budget_s: float
+) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
     num_values = num_bytes // 4
     pattern = (torch.arange(num_values, device=device) % _PERIOD).float()
-    values = pattern * (council.rank + 1)
+    values = pattern * (exchange.rank + 1)
     dist.all_reduce(values)
     # The worst rank counts: a bad link spoils only what goes over it.
-    wrong_values = council.worst(count_wrong(values, council.num_ranks))
+    wrong_values = exchange.worst(count_wrong(values, exchange.num_ranks))
     return {
         "num_bytes": num_bytes,
-        "seconds": _time(values, device, council, budget_s),
+        "seconds": _time(values, device, exchange, budget_s),
         "num_values": num_values,
         "wrong_values": wrong_values,
     }
@@ -152,7 +154,7 @@ def count_wrong(values: Any, num_ranks: int) -> int:
     return int((found != expected).sum())
 
 
-def _time(values: Any, device: Any, council: _Council, budget_s: float) -> float:
+def _time(values: Any, device: Any, exchange: _StoreExchange, budget_s: float) -> float:
     """Seconds per all-reduce: the median of some rounds, of the slowest rank."""
     import torch
     import torch.distributed as dist
@@ -167,8 +169,8 @@ def _time(values: Any, device: Any, council: _Council, budget_s: float) -> float
         return (time.perf_counter() - began_s) / num_calls
 
     values.zero_()  # repeated sums of anything else would overflow
-    once_s = max(council.worst_s(round_s(3)), 1e-7)
+    once_s = max(exchange.worst_s(round_s(3)), 1e-7)
     # From the slowest rank's figure, so that all ranks call equally often.
     num_calls = max(1, min(200, int(budget_s / _NUM_ROUNDS / once_s)))
     rounds = [round_s(num_calls) for _ in range(_NUM_ROUNDS)]
-    return council.worst_s(median(rounds))
+    return exchange.worst_s(median(rounds))

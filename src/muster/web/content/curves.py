@@ -83,10 +83,7 @@ def _of_task(path: Path, number: int) -> list[Series]:
 def _drawn(
     one: Series, px: int, low: float | None, high: float | None, by_time: bool
 ) -> dict[str, Any]:
-    x, y = one.curve.time_s if by_time else one.curve.step, one.curve.value
-    if len(x) > 1 and (np.diff(x) < 0).any():
-        order = np.argsort(x, kind="stable")
-        x, y = x[order], y[order]
+    x, y = _ascending(one.curve.time_s if by_time else one.curve.step, one.curve.value)
     part = between(x, low, high)
     drawn = decimate(x[part], y[part], px)
     return {
@@ -120,9 +117,7 @@ def decimate(x: Column, y: Column, px: int) -> Drawn:
     known = np.isfinite(x)
     if not known.all():
         x, y = x[known], y[known]
-    if len(x) > 1 and (np.diff(x) < 0).any():
-        order = np.argsort(x, kind="stable")
-        x, y = x[order], y[order]
+    x, y = _ascending(x, y)
     if len(x) > 2 * px:
         kept = _kept(x.astype(float), y.astype(float), px)
         x, y = x[kept], y[kept]
@@ -158,3 +153,10 @@ def between(x: Column, low: float | None, high: float | None) -> slice:
     first = 0 if low is None else int(np.searchsorted(x, low, "left")) - 1
     last = len(x) if high is None else int(np.searchsorted(x, high, "right")) + 1
     return slice(max(0, first), last)
+
+
+def _ascending(x: Column, y: Column) -> tuple[Column, Column]:
+    if len(x) < 2 or not (np.diff(x) < 0).any():
+        return x, y
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
