@@ -125,6 +125,7 @@ class Mlp(muster.Task):
     clock_steps: int = 0
     clock_batch: int = 0
     items: bool = False
+    own_optimizer: bool = False
     beside: int = 0
 
     def model(self) -> nn.Module:
@@ -143,6 +144,11 @@ class Mlp(muster.Task):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+        if self.own_optimizer:
+            return super().optimizer(model, lr, weight_decay)
+        return make_optimizer(model)
 
     def score(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")}
