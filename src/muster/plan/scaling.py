@@ -134,9 +134,9 @@ BACKWARD_SHARE = assumed(2 / 3, "a backward computes twice what a forward does")
 class Work:
     """One training.
 
-    ``gradients``: bytes that are added up per step, and ``gathered``: of the weights as FSDP gathers
-    them, None where they have as many; ``loading``: time per sample that a rank spends
-    on fetching it between steps (loader processes hide it, then it is 0); ``input_rate``: samples/s
+    ``gradients``: bytes that are added up per step, and ``gathered``: those of the weights as FSDP
+    gathers them, None where they have as many; ``loading``: time per sample that a rank spends on
+    fetching it between steps (loader processes hide it, then it is 0); ``input_rate``: samples/s
     that can be delivered to all devices together; ``num_steps``: None where it is not known;
     ``spread``: of a device's compute time, relative, and ``crowding``: see ``stragglers``.
     """
