@@ -5,6 +5,9 @@
 
 The model, the data set, AdamW and its flags, and the plain ``default_collate`` are the same in
 all. A hook of torch's own notes the time after every optimizer step, so nobody counts for itself.
+
+With ``--beside N`` the ranks of ``Mlp`` make N steps of the hand-written loop after every N of
+muster's, in the same process: both then meet the same machine, whatever else runs on it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +81,41 @@ def start_clock(path: str, steps: int) -> None:
     register_optimizer_step_post_hook(note)
 
 
+def count_turns(path: str, steps: int, num: int, raw: Iterator[None]) -> None:
+    """Make ``num`` steps of ``raw`` after every ``num`` of the others, on every rank.
+
+    Rank 0 writes the pairs (theirs, raw's): processor time of all threads and wall time, in
+    seconds per step.
+    """
+    pairs: list[list[float]] = []
+    done, begun, is_raw = 0, (0.0, 0.0), False
+
+    def now() -> tuple[float, float]:
+        return time.process_time(), time.perf_counter()
+
+    def note(*_: Any) -> None:
+        nonlocal done, begun, is_raw
+        if is_raw:
+            return
+        done += 1
+        if done % num:
+            return
+        between = now()
+        is_raw = True
+        for _ in islice(raw, num):
+            pass
+        is_raw = False
+        ended = now()
+        if done > num:  # nobody's first steps
+            theirs = [(b - a) / num for a, b in zip(begun, between, strict=True)]
+            pairs.append(theirs + [(b - a) / num for a, b in zip(between, ended, strict=True)])
+        if done == steps and os.environ.get("RANK", "0") == "0":
+            Path(path).write_text(json.dumps(pairs))
+        begun = now()
+
+    register_optimizer_step_post_hook(note)
+
+
 @dataclass
 class Mlp(muster.Task):
     inputs: int = 784
@@ -83,10 +123,17 @@ class Mlp(muster.Task):
     samples: int = 12_800
     clock: str = ""
     clock_steps: int = 0
+    clock_batch: int = 0
     items: bool = False
+    own_optimizer: bool = False
+    beside: int = 0
 
     def model(self) -> nn.Module:
-        start_clock(self.clock, self.clock_steps)
+        if self.beside:
+            raw = raw_steps(self.inputs, self.hidden, self.samples, self.clock_batch)
+            count_turns(self.clock, self.clock_steps, self.beside, raw)
+        else:
+            start_clock(self.clock, self.clock_steps)
         return make_model(self.inputs, self.hidden)
 
     def dataset(self, split: muster.Split) -> Dataset[Any] | None:
@@ -98,24 +145,29 @@ class Mlp(muster.Task):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
+    def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+        if self.own_optimizer:
+            return super().optimizer(model, lr, weight_decay)
+        return make_optimizer(model)
+
     def score(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")}
 
 
-def train_raw(args: argparse.Namespace, *, is_logging: bool = False) -> None:
-    """What one writes by hand: DistributedDataParallel, a sampler, a loop."""
-    is_many = "RANK" in os.environ
-    model: nn.Module = make_model(args.inputs, args.hidden)
-    dataset = make_data(args.inputs, args.samples)
+def raw_steps(
+    inputs: int, hidden: int, samples: int, batch: int, log: Any = None
+) -> Iterator[None]:
+    """What one writes by hand: DistributedDataParallel, a sampler, a loop. Without an end."""
+    is_many = torch.distributed.is_initialized()
+    model: nn.Module = make_model(inputs, hidden)
+    dataset = make_data(inputs, samples)
     if is_many:
-        torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)
     sampler = DistributedSampler(dataset) if is_many else None
-    loader = DataLoader(dataset, args.batch, shuffle=sampler is None, sampler=sampler)
+    loader = DataLoader(dataset, batch, shuffle=sampler is None, sampler=sampler)
     optimizer = make_optimizer(model)
-    log = (Path(args.clock).with_suffix(".log")).open("w") if is_logging else None
     step = epoch = 0
-    while step < args.steps:
+    while True:
         if sampler is not None:
             sampler.set_epoch(epoch)
         for x, y in loader:
@@ -126,9 +178,17 @@ def train_raw(args: argparse.Namespace, *, is_logging: bool = False) -> None:
             step += 1
             if log is not None:
                 log.write(json.dumps({"step": step, "epoch": epoch, "loss": loss.item()}) + "\n")
-            if step == args.steps:
-                break
+            yield
         epoch += 1
+
+
+def train_raw(args: argparse.Namespace, *, is_logging: bool = False) -> None:
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+    log = (Path(args.clock).with_suffix(".log")).open("w") if is_logging else None
+    steps = raw_steps(args.inputs, args.hidden, args.samples, args.batch, log)
+    for _ in islice(steps, args.steps):
+        pass
 
 
 def train_accelerate(args: argparse.Namespace) -> None:

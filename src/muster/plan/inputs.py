@@ -66,10 +66,14 @@ def work_of(known: Known, group: Group) -> Work:
     if known.calibration is not None:
         loading = known.calibration.loading
     is_here = known.calibration is not None and known.calibration.card == group.name
+    compute, gradients = compute_on(known, group), _gradients(known)
+    # Muster's FSDP gathers weights in bf16 where it computes in it; of fp16, fp32 is gathered.
+    is_half = known.precision_on(group) == "bf16"
     return Work(
-        compute=compute_on(known, group),
+        compute=compute,
         crowding=known.calibration.crowding if known.calibration and is_here else None,
-        gradients=_gradients(known),
+        gradients=gradients,
+        gathered=derived(gradients.value * 0.5, gradients) if is_half else None,
         global_batch=batch.value,
         micro_batch=request.batch_size,
         num_steps=_num_steps(request, known.calibration, batch.value),

@@ -3,7 +3,9 @@
 Muster computes under autocast: weights, gradients and AdamW's two moments are fp32 (16 bytes per
 parameter; Rajbhandari et al. 2020, "ZeRO", has the same sum for its mixed precision), and bf16 or
 fp16 adds a 2-byte copy of the weights that the backward still needs. FSDP divides all but that copy
-and the activations by the number of GPUs, and gathers one unit (a layer) at a time.
+and the activations by the number of GPUs, and gathers one unit (a layer) at a time. With bf16 it
+gathers the copy itself, of one unit (2 bytes of it, 2 of its gradient, 4 of the sum): no GPU has a
+copy of all. A model with BatchNorm is gathered in fp32; that is not counted here.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ def footprint(need: Need) -> Footprint:
     update = _FP32 * own
     kept = 0.0 if need.activations is None else need.activations.value.value * need.micro_batch
     is_half = need.precision in ("bf16", "fp16")
-    in_step = kept + (2 * count if is_half else 0)
+    has_copy = is_half and not (shards > 1 and need.precision == "bf16")
+    in_step = kept + (2 * count if has_copy else 0)
 
     parts = [
         _part("weights", _FP32 * own, need.parameters),
@@ -100,7 +103,7 @@ def footprint(need: Need) -> Footprint:
     if need.optimizer == "adamw" and update > in_step:
         parts.append(_part("update (activations are gone by then)", update, need.parameters))
     else:
-        if is_half:
+        if has_copy:
             parts.append(_part(f"{need.precision} copy", 2 * count, need.parameters))
         if need.activations is not None:
             parts.append(_part("activations", kept, need.activations))
@@ -183,7 +186,7 @@ def _gathered_unit(need: Need) -> Part:
     rests_on: Figure[Any] = need.parameters
     if count is None:
         count, rests_on = int(need.parameters.value * _UNIT_SHARE.value), _UNIT_SHARE
-    return _part("gathered unit", 2 * _FP32 * count, rests_on)
+    return _part("gathered unit", 2 * _FP32 * count, rests_on)  # in bf16 as many: 2 + 2 + 4
 
 
 def _part(name: str, size: float, rests_on: Figure[Any]) -> Part:

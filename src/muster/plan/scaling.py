@@ -134,8 +134,9 @@ BACKWARD_SHARE = assumed(2 / 3, "a backward computes twice what a forward does")
 class Work:
     """One training.
 
-    ``gradients``: bytes that are added up per step; ``loading``: time per sample that a rank spends
-    on fetching it between steps (loader processes hide it, then it is 0); ``input_rate``: samples/s
+    ``gradients``: bytes that are added up per step, and ``gathered``: those of the weights as FSDP
+    gathers them, None where they have as many; ``loading``: time per sample that a rank spends on
+    fetching it between steps (loader processes hide it, then it is 0); ``input_rate``: samples/s
     that can be delivered to all devices together; ``num_steps``: None where it is not known;
     ``spread``: of a device's compute time, relative, and ``crowding``: see ``stragglers``.
     """
@@ -147,6 +148,7 @@ class Work:
     micro_batch: int | None = None
     num_steps: Figure[int] | None = None
     strategy: Strategy = "ddp"
+    gathered: Figure[Bytes] | None = None
     input_rate: Figure[float] | None = None
     spread: Figure[float] | None = None
     crowding: Crowding | None = None
@@ -263,7 +265,9 @@ def _communication(
     one_round = work.compute.of(in_round)
     gradient: Figure[Seconds]
     if work.strategy == "fsdp":
-        gradient = sharded_sum(work.gradients.value, num_devices, fabric, rounds)
+        weights = work.gathered or work.gradients
+        moved = weights.value, work.gradients.value
+        gradient = sharded_sum(*moved, num_devices, fabric, rounds)
         # Gathering ahead hides it behind all of the computing; that it does is assumed.
         hides = work.compute.of(samples, work.micro_batch).value
         late = max(gradient.value - hides, Seconds(0.0)) if fabric.overlaps else gradient.value

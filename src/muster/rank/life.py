@@ -204,7 +204,8 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
     ends every step, and all ranks act on that sum. So they save and stop at the same step.
     """
     trainer.begin()
-    while (over := trainer.status().over) is None:
+    status = trainer.status()
+    while status.over is None:
         decision = trainer.step(stop, interval)
         if decision is None:
             continue
@@ -213,6 +214,7 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
         if status.wants_evaluation:
             BEACON.phase = "evaluation"
             is_best = trainer.evaluate()
+            status = trainer.status()  # it may have been the last that patience allows
         if is_best or decision.save or decision.stop or interval.is_due_at(status.updates):
             BEACON.phase = "checkpoint"
             trainer.save(is_best=is_best)
@@ -224,7 +226,7 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
     trainer.save(is_best=False, at_end=True)
     trainer.state.wait()
     trainer.gang.council.meet()
-    return Ending("finished", over)
+    return Ending("finished", status.over)
 
 
 def _silent(text: str) -> None:

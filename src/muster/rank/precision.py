@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import torch
 
 from muster.base.errors import UsageError
 from muster.gang.stall import name_ranks
-from muster.rank.process_group import Gang
+from muster.rank.process_group import NOTHING, Gang
 from muster.rank.task import raise_together
 
 
@@ -26,7 +26,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is None:
-            return nullcontext()
+            return NOTHING
         return torch.autocast(self.device_type, dtype=self.dtype)
 
     def scaler(self) -> torch.amp.GradScaler | None:

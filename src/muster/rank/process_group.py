@@ -7,7 +7,7 @@ that acted on what it alone knows would leave the others waiting in a collective
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,9 @@ from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology
 
 _COLLECTIVE = "an agreement"
+
+#: A context that does nothing; made once, as it is entered at every step.
+NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from muster.base.errors import SetupError, UsageError
 from muster.rank.precision import Precision
-from muster.rank.process_group import Gang
+from muster.rank.process_group import NOTHING, Gang
 from muster.rank.sync import GradientSync, check_identical, share_buffers, share_parameters
 
 #: The name of "do not broadcast buffers before every forward" in this torch.
@@ -98,7 +98,7 @@ class SingleReplica(Replica):
     """One device, nothing to synchronise."""
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
 
 class DataParallelReplica(Replica):
@@ -112,7 +112,7 @@ class DataParallelReplica(Replica):
             self.wrapped = DataParallel(inner, device_ids=ids, output_device=ids[0])
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
 
 class _Autocasting(nn.Module):
@@ -171,7 +171,7 @@ class DistributedReplica(Replica):
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:
             self._sync.begin()
-            return nullcontext()
+            return NOTHING
         assert isinstance(self.wrapped, DistributedDataParallel)
         context: AbstractContextManager[Any] = self.wrapped.no_sync()
         return context

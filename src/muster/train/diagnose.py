@@ -113,7 +113,7 @@ def shrink(run: Training, window: Window, shortage: BaseException | None) -> Non
     )
     BEACON.phase = "setup"
     run.plan = smaller
-    run.work.optimizer.zero_grad(set_to_none=True)
+    run.work.forget_gradients()
     run.work.replica.renew()
     if run.gang.num_ranks > 1:
         rehearse(run.work, run.gang.council)

@@ -91,9 +91,7 @@ class Fetcher(Dataset[Any]):
                 seed_sample(mix(self._seed, DATA, order.epoch, -1 - order.start))
             many, dataset = self._many, self._dataset
             found = many(order.indices) if many else [dataset[index] for index in order.indices]
-        if any(sample is None for sample in found):
-            found = [sample for sample in found if sample is not None]
-        return found
+        return [sample for sample in found if sample is not None]
 
 
 def _columns(
@@ -160,10 +158,12 @@ def _is_same(first: Any, second: Any) -> bool:
 class Window(NamedTuple):
     """One optimizer step of one rank: ``rounds`` micro-batches, which ``Feed.take`` gives.
 
-    ``planned`` samples from ``position`` on belong to the global batch on all ranks together.
+    ``planned`` samples from ``position`` on, to ``after``, belong to the global batch on all ranks
+    together.
     """
 
     position: Position
+    after: Position
     planned: int
     rounds: int
 
@@ -179,9 +179,12 @@ class _Orders:
 
     def __iter__(self) -> Iterator[Order]:
         position = self._position
+        count, windows = 0, []
         while True:
-            count = self._order.window(position, self._plan.global_batch)
-            for start, end in self._plan.windows(count, self._rank):
+            planned = self._order.window(position, self._plan.global_batch)
+            if planned != count:  # seldom: at an epoch's end and after it
+                count, windows = planned, self._plan.windows(planned, self._rank)
+            for start, end in windows:
                 first = position.offset + start
                 indices = self._order.indices(position.epoch, first, position.offset + end)
                 yield Order(position.epoch, first, indices)
@@ -231,8 +234,8 @@ class Feed:
         """The next optimizer step; ``take`` is then called ``rounds`` times."""
         position = self._position
         planned = self.order.window(position, self.plan.global_batch)
-        self._position = self.order.after(position, planned)
-        return Window(position, planned, self.plan.rounds(planned))
+        self._position = after = self.order.after(position, planned)
+        return Window(position, after, planned, self.plan.rounds(planned))
 
     def take(self) -> Batch:
         """The next micro-batch, on the device."""

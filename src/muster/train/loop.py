@@ -65,6 +65,7 @@ class ModelTrainer(Trainer):
         )  # fmt: skip
         self._lines = StepLines(self._reporter.record)
         self._trail = LossTrail(run.gang.device)
+        self._picture, self._words = partial(picture, run), partial(words, run)
 
     def begin(self) -> None:
         self.run.work.replica.wrapped.train()
@@ -72,12 +73,13 @@ class ModelTrainer(Trainer):
 
     def status(self) -> Status:
         limits, progress = self.run.limits, self.run.progress
+        over = limits.is_over(progress)
         return Status(
             step=progress.step,
             updates=progress.step,
             total_steps=limits.total_steps,
-            over=limits.is_over(progress),
-            wants_evaluation=limits.wants_evaluation(progress),
+            over=over,
+            wants_evaluation=over is not None or limits.wants_evaluation(progress),
         )
 
     def step(self, stop: StopFlag, interval: Interval) -> Decision | None:
@@ -103,8 +105,7 @@ class ModelTrainer(Trainer):
         if verdict.weight > 0:
             correction = window.planned / verdict.weight
             norm, used = update(work, correction, run.config.max_grad_norm)
-        progress.advance(run.feed.order.after(window.position, window.planned), window.planned,
-                         applied=used)  # fmt: skip
+        progress.advance(window.after, window.planned, applied=used)
         if progress.attempts == 1 and not work.replica.is_sharded:
             named = dict(work.replica.bare.named_parameters())
             check_identical(named, run.gang.council, "after step 1")
@@ -113,7 +114,7 @@ class ModelTrainer(Trainer):
         if used:
             self._lines.add(run, lr_factor, norm)
         self._lines.write(verdict.losses)
-        self._reporter.show(run.fraction, partial(picture, run), partial(words, run))
+        self._reporter.show(run.fraction, self._picture, self._words)
         rebalance(run)
         return Decision(verdict.stop, verdict.save)
 
@@ -230,7 +231,9 @@ def _agree(
     )
     weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
     is_known = known is not None and terms > 0 and not (short and trail.lag == 0)
-    losses = [known._replace(total=total, weight=terms)] if known is not None and is_known else []
+    losses: Losses = ()
+    if known is not None and is_known:
+        losses = (StepLoss(known.attempt, known.epoch, total, terms),)
     return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,8 @@ class LossTrail:
         Every rank pushes once per attempt, with or without samples, so that what the ranks get
         back is of the same attempt.
         """
+        if not self.lag:
+            return StepLoss(attempt, epoch, float(total), weight)
         self._waiting.append(_Waiting(attempt, epoch, Arriving(total), weight))
         return self._pop() if len(self._waiting) > self.lag else None
 
@@ -150,7 +153,7 @@ class Limits:
     patience: int | None
     eval_frequency: int
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         planned = self.steps_per_epoch * self.epochs
         return planned if self.max_steps is None else min(planned, self.max_steps)
@@ -167,10 +170,10 @@ class Limits:
         return None
 
     def wants_evaluation(self, progress: Progress) -> bool:
-        """Whether an evaluation is due after the step that has led to ``progress``."""
+        """Whether an evaluation is due after the step that has led to ``progress``, unless it was
+        the last: then one is due anyway.
+        """
         at_end = progress.offset == 0 and progress.epoch > 0
-        if self.is_over(progress) is not None:
-            return True
         every = self.eval_frequency
         return at_end and every > 0 and progress.epoch % every == 0
 

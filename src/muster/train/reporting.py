@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,12 +14,23 @@ from muster.train.progress import Arriving, StepLoss
 from muster.train.setup import Training
 
 
+class _Open(NamedTuple):
+    """A ``StepLine`` without its loss. ``norm`` is None where there is none."""
+
+    step: int
+    epoch: int
+    samples: int
+    lr: float
+    seconds: float
+    norm: Arriving | None
+
+
 class StepLines:
     """The lines of steps whose numbers a GPU has not given yet; all lines of a CPU pass through."""
 
     def __init__(self, record: Record | None) -> None:
         self._record = record
-        self._open: dict[int, tuple[StepLine, Arriving | None]] = {}
+        self._open: dict[int, _Open] = {}
 
     def add(self, run: Training, lr_factor: float, norm: Any) -> None:
         """Add the attempt that has just been applied.
@@ -29,24 +40,25 @@ class StepLines:
         progress = run.progress
         if self._record is None or progress.step % run.config.log_every:
             return
-        line = StepLine(
-            step=progress.step,
-            epoch=progress.epoch,
-            samples=progress.samples,
-            loss=0.0,
-            lr=run.contract.lr * lr_factor,
-            seconds=run.meter.step.seconds,
-            grad_norm=None,
+        self._open[progress.attempts - 1] = _Open(
+            progress.step,
+            progress.epoch,
+            progress.samples,
+            run.contract.lr * lr_factor,
+            run.meter.step.seconds,
+            None if norm is None else Arriving(norm),
         )
-        self._open[progress.attempts - 1] = line, None if norm is None else Arriving(norm)
 
     def write(self, losses: Sequence[StepLoss]) -> None:
         """Write the lines of the attempts whose ``losses`` are now known."""
+        if self._record is None:
+            return
         for loss in losses:
-            if self._record is not None and loss.attempt in self._open:
-                line, norm = self._open.pop(loss.attempt)
-                known = None if norm is None else norm.get()
-                self._record.step(line._replace(loss=loss.mean, grad_norm=known))
+            found = self._open.pop(loss.attempt, None)
+            if found is not None:
+                step, epoch, samples, lr, seconds, arriving = found
+                norm = None if arriving is None else arriving.get()
+                self._record.step(StepLine(step, epoch, samples, loss.mean, lr, seconds, norm))
 
 
 def opening(run: Training) -> str:

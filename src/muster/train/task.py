@@ -105,8 +105,8 @@ class Task(ABC):
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """Make the optimizer, AdamW by default; its rates follow the schedule in proportion."""
         parameters = list(model.parameters())
-        # One kernel for all parameters; on a CPU torch chooses.
-        fused = all(each.is_cuda and each.is_floating_point() for each in parameters) or None
+        # One pass over all parameters, where torch has it: it has none for complex numbers.
+        fused = all(each.is_floating_point() for each in parameters) or None
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027

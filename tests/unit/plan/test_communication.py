@@ -92,9 +92,18 @@ def test_two_nodes_add_what_crosses_the_network() -> None:
 def test_fsdp_moves_one_and_a_half_times_what_ddp_moves() -> None:
     fabric = Fabric(link=link(1e-6, 10e9))
     whole = gradient_sum(Bytes(1e9), 8, fabric).value
-    assert sharded_sum(Bytes(1e9), 8, fabric).value / whole == pytest.approx(1.5)
+    assert sharded_sum(Bytes(1e9), Bytes(1e9), 8, fabric).value / whole == pytest.approx(1.5)
     # Two rounds gather the weights twice as often: 4 halves and one to scatter the gradients.
-    assert sharded_sum(Bytes(1e9), 8, fabric, 2).value / whole == pytest.approx(2.5)
+    assert sharded_sum(Bytes(1e9), Bytes(1e9), 8, fabric, 2).value / whole == pytest.approx(2.5)
+
+
+def test_fsdp_in_bf16_gathers_half_the_bytes_and_adds_gradients_in_fp32() -> None:
+    """1 GB of fp32: two gathers of 0.5 GB are half of an all-reduce of it, and so is the sum."""
+    fabric = Fabric(link=link(1e-9, 10e9))
+    whole = gradient_sum(Bytes(1e9), 8, fabric).value
+    once = sharded_sum(Bytes(0.5e9), Bytes(1e9), 8, fabric).value
+    twice = sharded_sum(Bytes(0.5e9), Bytes(1e9), 8, fabric, 2).value
+    assert once / whole == pytest.approx(1.0) and twice / whole == pytest.approx(1.5)
 
 
 def test_one_device_has_nobody_to_talk_to() -> None:
