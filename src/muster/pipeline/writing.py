@@ -84,7 +84,7 @@ class RowWriter:
             worker.num_rows += len(batch)
             self._note_ids(batch)
             self._store_held()
-            self._journal.add(batch[0].number, batch[-1].number + 1, b"".join(lines), len(lines))
+            self._journal.add(batch[0].number, batch[-1].number + 1, lines, len(batch))
             return
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
@@ -103,24 +103,25 @@ class RowWriter:
         self._store_held()
         self._write(written)
 
-    def _usual_lines(self, batch: list[Row]) -> list[bytes] | None:
+    def _usual_lines(self, batch: list[Row]) -> bytes | None:
         """The lines of rows that follow each other and gave a record each; None of other rows,
         and where Arrow data or values that JSON does not know take more care.
         """
         if batch[-1].number - batch[0].number != len(batch) - 1:
             return None
-        option = _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
-        lines, dumps = [], orjson.dumps
-        for row in batch:
-            if row.failures or row.source is not None or len(row.records) != 1:
-                return None
-            try:
-                lines.append(dumps(row.records[0], None, option))
-            except (TypeError, ValueError):
-                return None
-            if _MARK_START in lines[-1]:
-                return None
-        return lines
+        records = [
+            row.records[0]
+            for row in batch
+            if not row.failures and row.source is None and len(row.records) == 1
+        ]
+        if len(records) != len(batch):
+            return None
+        dumps, option = orjson.dumps, _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
+        try:
+            lines = b"".join([dumps(record, None, option) for record in records])
+        except (TypeError, ValueError):
+            return None
+        return None if _MARK_START in lines else lines
 
     def _note_ids(self, batch: list[Row]) -> None:
         if self._gives_ids and not self.has_own_ids:
