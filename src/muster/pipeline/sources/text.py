@@ -76,7 +76,8 @@ class JsonLines:
         known = self._known.get(file.path)
         if known is not None:
             for place in range(0, len(known), 4):
-                yield _Block(file.path, *known[place : place + 4])
+                at, size, num_lines, end = known[place : place + 4]
+                yield _Block(file.path, at, size, num_lines, end)
             return
         met = array("q")
         for block in _blocks(file.path, begin):
