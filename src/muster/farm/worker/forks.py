@@ -7,7 +7,6 @@ a child of the coordinator, which collects its exit as that of any other.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 
 from muster.base.processes import RUN_MARKER
 from muster.base.reaper import die_with_parent
-from muster.base.settings import replace_environment
+from muster.base.settings import replace_environment, show_in_place
 
 #: How long a worker waits to become a child of the coordinator; it takes some microseconds.
 _ADOPTED_WITHIN_S = 5.0
@@ -84,19 +83,8 @@ def _become_worker(
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    _show_mark(environment[RUN_MARKER])
+    show_in_place(RUN_MARKER, NO_MARK_YET, environment[RUN_MARKER])
     replace_environment(environment)
     arguments = [str(connection), str(coordinator), str(lifeline)]
     sys.argv[1:] = arguments
     return arguments
-
-
-def _show_mark(mark: str) -> None:
-    """Write the mark of the run where the kernel shows a process's first environment, which is the
-    only one by which others find it and what is forked from it.
-    """
-    get = ctypes.CDLL(None).getenv
-    get.restype = ctypes.c_void_p
-    place, text = get(RUN_MARKER.encode()), mark.encode()
-    if place and ctypes.string_at(place) == NO_MARK_YET.encode() and len(text) <= len(NO_MARK_YET):
-        ctypes.memmove(place, text.ljust(len(NO_MARK_YET), b"\0"), len(NO_MARK_YET))
