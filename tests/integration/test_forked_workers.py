@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.base import processes
 from muster.base.processes import RUN_MARKER
+from muster.farm.executors.forked import ForkServerLost, fork_worker, started_ahead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere none is forked")
 
@@ -113,3 +116,19 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_where_orphans_go_elsewhere_none_is_used(tmp_path: Path) -> None:
+    """As in a sandbox without subreapers: a process that is nobody's child of ours is killed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, started_ahead(), (tmp_path / "log").open("ab") as log:
+        lifeline, end = os.pipe()
+        before = processes.set_subreaper(False)
+        try:
+            with pytest.raises(ForkServerLost):
+                fork_worker(theirs, log.fileno(), lifeline, {**os.environ, RUN_MARKER: "m"})
+            assert fork_worker(theirs, log.fileno(), lifeline, {RUN_MARKER: "m"}) is None
+        finally:
+            processes.set_subreaper(before)
+            os.close(lifeline)
+            os.close(end)

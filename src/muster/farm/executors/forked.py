@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from muster.base import processes
 from muster.base.processes import RUN_MARKER
 from muster.base.settings import child_environment
 from muster.farm.worker.forks import MESSAGE_BYTES, NO_MARK_YET
@@ -23,7 +24,9 @@ _ANSWER_S = 10.0
 
 
 class ForkServerLost(ConnectionError):
-    """It was killed while it forked: a worker may have come of it, which has that socket."""
+    """It was killed while it forked, or cannot do it here: a worker may have come of it, which has
+    that socket.
+    """
 
 
 class Forked:
@@ -32,6 +35,14 @@ class Forked:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
+
+    def is_ours(self) -> bool:
+        """Whether the kernel has made it a child of this process."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
 
     def poll(self) -> int | None:
         return self._collect(os.WNOHANG)
@@ -56,19 +67,27 @@ class ForkServer:
     def __init__(self, modules: Sequence[str]) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(_ANSWER_S)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "muster.farm.worker.main", "fork"),
-                    *(str(theirs.fileno()), str(os.getpid()), *modules),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=child_environment({RUN_MARKER: NO_MARK_YET}),
-            )
+        try:
+            self._process = self._begin(theirs, modules)
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+
+    def _begin(self, theirs: socket.socket, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "muster.farm.worker.main", "fork"),
+                *(str(theirs.fileno()), str(os.getpid()), *modules),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            env=child_environment({RUN_MARKER: NO_MARK_YET}),
+        )
 
     def fork(
         self, theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str]
@@ -90,7 +109,11 @@ class ForkServer:
             answer = b""
         if not answer:
             raise ForkServerLost
-        return Forked(int(answer))
+        worker = Forked(int(answer))
+        if not worker.is_ours():  # a sandbox without subreapers
+            processes.send_signal(worker.pid, processes.KILL)
+            raise ForkServerLost
+        return worker
 
     def close(self) -> None:
         self._connection.close()
