@@ -85,3 +85,7 @@ def every_third(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def reversed_bytes(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "image": record["image"][::-1]}
+
+
+def many_copies(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**record, "copy": number} for number in range(25)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -20,6 +21,9 @@ from muster.pipeline.sinks.parts import MARK_IN_JSON
 from muster.pipeline.sources.source import ArrowRow, Origin
 
 _SIMPLE = (int, str, bytes, bool, type(None))
+#: Values of rows that are kept together: Arrow cannot hold more than 2 GiB of them, and a stage may
+#: have made many records of one large row.
+_GROUP_BYTES = 64 << 20
 #: A dictionary that is so much longer than the rows of a group is cut to what they use.
 _LONG_DICTIONARY = 4
 
@@ -131,6 +135,35 @@ def _in_microseconds(kind: Any) -> Any:
 
 
 # ------------------------------------------------------------------ from records to columns
+
+
+def pieces_of(rows: Sequence[ArrowRow]) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of a batch whose values can be kept together. A row may be there often."""
+    if not rows:
+        return
+    times = max(Counter(row.index for row in rows).values())
+    if times * rows[0].batch.nbytes <= _GROUP_BYTES:  # by far the most
+        yield 0, len(rows)
+        return
+    begin = size = 0
+    sizes: dict[int, int] = {}
+    for place, row in enumerate(rows):
+        if row.index not in sizes:
+            sizes[row.index] = sum(map(_num_bytes, row.values()))
+        size += sizes[row.index]
+        if size > _GROUP_BYTES and place > begin:
+            yield begin, place
+            begin, size = place, sizes[row.index]
+    yield begin, len(rows)
+
+
+def _num_bytes(value: Any) -> int:
+    """About how many bytes Arrow takes for a value."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_num_bytes, value.values()))
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 8
 
 
 def untouched(rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> list[str]:

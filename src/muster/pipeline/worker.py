@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.base.codec import read_json, write_json
-from muster.base.errors import TargetError
+from muster.base.errors import TargetError, UsageError
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
@@ -88,7 +88,7 @@ class Worker:
         self.folder = folder
         self.plan = plan
         self.device = device
-        self.source: Source = reopen(plan.source)
+        self.source = _source_of(plan)
         self.stages = [make_stage(spec, Path(plan.base_folder)) for spec in plan.stages]
         self.batch_size = first_batch(self.stages, plan.batch_size)
         is_free = not plan.batch_size and not any(hasattr(s, "process") for s in self.stages)
@@ -178,6 +178,13 @@ class Worker:
         else:
             step = Step(name, one=stage, retries=self.plan.exception_retries)
         (self.after if self.waiting else self.before).append(step)
+
+
+def _source_of(plan: MapPlan) -> Source:
+    try:
+        return reopen(plan.source)
+    except UsageError as error:  # it will be the same the next time
+        raise TargetError(str(error)) from error
 
 
 def _concurrency_of(name: str, stage: Any) -> int:

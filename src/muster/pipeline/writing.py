@@ -6,7 +6,7 @@ import dataclasses
 import json
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -84,7 +84,7 @@ class RowWriter:
             worker.num_rows += len(batch)
             self._note_ids(batch)
             self._store_held()
-            self._journal.add(batch[0].number, batch[-1].number + 1, b"".join(lines), len(lines))
+            self._journal.add(batch[0].number, batch[-1].number + 1, lines, len(batch))
             return
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
@@ -103,24 +103,25 @@ class RowWriter:
         self._store_held()
         self._write(written)
 
-    def _usual_lines(self, batch: list[Row]) -> list[bytes] | None:
+    def _usual_lines(self, batch: list[Row]) -> bytes | None:
         """The lines of rows that follow each other and gave a record each; None of other rows,
         and where Arrow data or values that JSON does not know take more care.
         """
         if batch[-1].number - batch[0].number != len(batch) - 1:
             return None
-        option = _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
-        lines, dumps = [], orjson.dumps
-        for row in batch:
-            if row.failures or row.source is not None or len(row.records) != 1:
-                return None
-            try:
-                lines.append(dumps(row.records[0], None, option))
-            except (TypeError, ValueError):
-                return None
-            if _MARK_START in lines[-1]:
-                return None
-        return lines
+        records = [
+            row.records[0]
+            for row in batch
+            if not row.failures and row.source is None and len(row.records) == 1
+        ]
+        if len(records) != len(batch):
+            return None
+        dumps, option = orjson.dumps, _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
+        try:
+            lines = b"".join([dumps(record, None, option) for record in records])
+        except (TypeError, ValueError):
+            return None
+        return None if _MARK_START in lines else lines
 
     def _note_ids(self, batch: list[Row]) -> None:
         if self._gives_ids and not self.has_own_ids:
@@ -255,30 +256,47 @@ def _groups(batch: list[Row]) -> Iterator[list[Row]]:
 
 
 def _packed(group: list[Row]) -> list[Written]:
-    from muster.pipeline.arrow import header, untouched  # pyarrow has read these rows
+    from muster.pipeline.arrow import pieces_of  # pyarrow has read these rows
 
+    written: list[Written] = [(row, []) for row in group]
     made = [
-        (row.source, record) for row in group if row.source is not None for record in row.records
+        _Made(lines, row, row.source, record)
+        for row, lines in written
+        if row.source is not None
+        for record in row.records
     ]
-    kept = untouched([row for row, _ in made], [record for _, record in made])
-    if not kept:
-        return [(row, _lines_of(row, row.records, typed=True)[0]) for row in group]
-    names = set(kept)
-    written: list[Written] = []
-    sources: list[ArrowRow] = []
-    records: list[dict[str, Any]] = []
-    for row in group:
-        rest = [{k: v for k, v in record.items() if k not in names} for record in row.records]
-        lines, good = _lines_of(row, rest, typed=True)
-        written.append((row, lines))
-        if row.source is not None:
-            sources += [row.source] * len(good)
-        records += [row.records[place] for place in good]
-    if records:
-        head, stream = header(sources, records, kept)
-        first = next(lines for _, lines in written if lines)
-        first[0] = with_header(head, stream, first[0])
+    for begin, end in pieces_of([one.source for one in made]):
+        _pack(made[begin:end])
     return written
+
+
+class _Made(NamedTuple):
+    """A record of a row; its line goes to ``lines``, those of the row."""
+
+    lines: list[bytes]
+    row: Row
+    source: ArrowRow
+    record: dict[str, Any]
+
+
+def _pack(made: list[_Made]) -> None:
+    """Write the lines of records whose columns that stay are kept together."""
+    from muster.pipeline.arrow import header, untouched
+
+    kept = untouched([one.source for one in made], [one.record for one in made])
+    names = set(kept)
+    good: list[_Made] = []
+    for one in made:
+        rest = {name: value for name, value in one.record.items() if name not in names}
+        lines, _ = _lines_of(one.row, [rest], typed=True)
+        if lines:
+            one.lines.extend(lines)
+            good.append(one)
+    if good and kept:
+        head, stream = header([one.source for one in good], [one.record for one in good], kept)
+        first = good[0].lines
+        at = len(first) - sum(1 for one in good if one.lines is first)
+        first[at] = with_header(head, stream, first[at])
 
 
 def _lines_of(
@@ -299,11 +317,22 @@ def _lines_of(
     return lines, good
 
 
+def _check_names(value: Any) -> None:
+    """ValueError for a key, at any depth, that reading the line again would take for ours."""
+    if isinstance(value, dict):
+        for name in (MARK, RAW):
+            if name in value:
+                raise ValueError(f"the key {name!r} has a meaning in our own files: rename it")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for item in value:
+        _check_names(item)
+
+
 def _line(record: dict[str, Any], *, typed: bool) -> bytes:
     """A record as a line: integers of any size as they are, decimals as texts of all digits."""
-    for name in (MARK, RAW):
-        if name in record:
-            raise ValueError(f"the key {name!r} has a meaning in our own files: rename it")
+    _check_names(record)
     marked, option = Marked(), _TYPED_OPTIONS if typed else _OPTIONS
     try:
         line = orjson.dumps(record, default=marked if typed else as_plain, option=option)

@@ -83,6 +83,23 @@ def test_an_input_that_has_changed_is_noticed_before_anything_is_published(tmp_p
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
 
+@pytest.mark.parametrize("selection", [Selection(), Selection(shuffle_seed=1)])
+def test_copies_of_a_large_row_are_kept_in_groups_that_arrow_can_hold(
+    tmp_path: Path, selection: Selection
+) -> None:
+    """Arrow ends at 2 GiB; a group ends long before, however many records a row became."""
+    image = os.urandom(3 << 20)
+    pq.write_table(pa.table({"n": [0, 1], "image": [image, None]}), tmp_path / "in.parquet")
+    source = open_input(tmp_path / "in.parquet", selection, folder=tmp_path / "input")
+    done = run_chunks(source, tmp_path, "many_copies", keeps_types=True, keeps_ids=False)
+    (part,) = done.parts
+    marks = part.rows.read_bytes().count(orjson.dumps(MARK))
+    assert marks >= 2
+    found = pq.read_table(done.merged(source, tmp_path / "out.parquet")).to_pylist()
+    assert sorted((r["n"], r["copy"]) for r in found) == [(n, c) for n in (0, 1) for c in range(25)]
+    assert all(r["image"] == (None if r["n"] else image) for r in found)
+
+
 def one_part(place: Path, data: bytes, num_rows: int) -> Part:
     path = place / "k.jsonl"
     path.write_bytes(data)

@@ -120,3 +120,22 @@ def test_ids_that_a_stage_has_made_are_told(tmp_path: Path) -> None:
     journal.close()
     # What the rows of an attempt that was killed had is not known.
     assert RowWriter(counters(), Journal(tmp_path, "k"), lambda row: row + 10).has_own_ids
+
+
+@pytest.mark.parametrize("key", ["\x01muster", "\x01raw"])
+def test_keys_of_our_own_files_are_refused_at_any_depth(tmp_path: Path, key: str) -> None:
+    """Read again, such a line would be taken for a value that JSON does not know."""
+    ours = {key: "bytes", "value": "AAAA"}
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(keep_going=True), journal, lambda row: row)
+    writer.store([good(0, **ours), good(1, a=ours), good(2, a=[{"b": (1, [ours])}])])
+    writer.store([good(3, a=key), good(4, a=[{"b": key}])])
+    writer.end()
+    journal.finish()
+    kept = [json.loads(line) for line in journal.rows_path.read_text().splitlines()]
+    assert kept == [{"id": 3, "a": key}, {"id": 4, "a": [{"b": key}]}]
+    errors = [json.loads(line) for line in journal.bad_path.read_text().splitlines()]
+    assert [(e["row"], e["stage"], "rename it" in e["reason"]) for e in errors] == [
+        (row, "write", True) for row in range(3)
+    ]
+    journal.close()

@@ -1,5 +1,6 @@
 """The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE]``.
 
+With ``fork`` before its arguments, it is what workers are forked from (`muster.farm.worker.forks`).
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
 standard output and error already go to the slot's log when it starts.
 """
@@ -32,6 +33,11 @@ _NEVER = 2**31 - 1
 
 
 def main(argv: list[str]) -> int:
+    if argv[0] == "fork":
+        from muster.farm.worker.forks import serve
+
+        arguments = serve(argv[1:])
+        return 0 if arguments is None else main(arguments)
     die_with_parent(int(argv[1]))
     if len(argv) > 2:
         end_group_with(int(argv[2]))
@@ -45,8 +51,9 @@ def main(argv: list[str]) -> int:
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 
-    # What is imported stays: the collector would spend a tenth of the time on it. A target may turn
-    # it off or set its threshold on import, and that stays so.
+    # What is imported stays: the collector would spend a tenth of the time on it, now and whenever
+    # it looks at everything. A target may turn it off or set its threshold on import, and that
+    # stays so.
     threshold = gc.get_threshold()[0]
     gc.set_threshold(_NEVER)
     try:
@@ -65,6 +72,7 @@ def main(argv: list[str]) -> int:
         trace = traceback.format_exc().encode("utf-8", "replace")
         inbox.send(wire.pack([wire.BROKEN, message], trace))
         return _leave()
+    gc.freeze()
     if gc.get_threshold()[0] == _NEVER:
         gc.set_threshold(threshold)
     if setup["device"] != "cpu" and (unfit := why_unfit()):

@@ -166,11 +166,13 @@ def check_start(path: Path, name: str, kind: str) -> None:
         )
 
 
-def fingerprint(path: Path, *, always_timed: bool = False) -> dict[str, Any]:
+def fingerprint(
+    path: Path, *, always_timed: bool = False, time_ns: int | None = None
+) -> dict[str, Any]:
     """Size, time and a hash: of all of a file up to 64 MiB, else of its first, middle and last
     64 KiB and of its time, because a change between them would show nowhere else. Of a Parquet file
     its footer, which tells where all columns are, stands for the time, unless ``always_timed``, as
-    earlier versions had it.
+    earlier versions had it. ``time_ns``: as if this were its time, for a copy on another host.
     """
     stat = path.stat()
     digest = hashlib.blake2b(str(stat.st_size).encode(), digest_size=16)
@@ -180,7 +182,7 @@ def fingerprint(path: Path, *, always_timed: bool = False) -> dict[str, Any]:
                 digest.update(block)
             return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "hash": digest.hexdigest()}
         footer = b"" if always_timed else _footer_of_parquet(stream, stat.st_size)
-        digest.update(footer or str(stat.st_mtime_ns).encode())
+        digest.update(footer or str(time_ns or stat.st_mtime_ns).encode())
         places = {0, max(0, (stat.st_size - _SAMPLE) // 2), max(0, stat.st_size - _SAMPLE)}
         for place in sorted(places):
             stream.seek(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,10 @@ def reopen(
     folder: Path | None = None,
     footers: dict[str, Footer] | None = None,
 ) -> Source:
-    """The source that ``describe()`` described; reads no data. ``folder`` as in ``open_input``;
-    ``footers`` of its files as far as they are known.
+    """The source that ``describe()`` described; reads data only of a file with another time.
+    ``folder`` as in ``open_input``; ``footers`` of its files as far as they are known.
 
-    UsageError when a file is gone or has another size: its shards would hold other rows.
+    UsageError when a file is gone or is another one: its shards would hold other rows.
     """
     for file in description["files"]:
         _check_still_there(file)
@@ -128,11 +129,22 @@ def _check_still_there(file: Mapping[str, Any]) -> None:
     path = Path(file.get("unpacked", file["path"]))
     if not path.exists():
         raise UsageError(f"{path} is gone since the run began.", hint="put it back, or --restart.")
-    size = path.stat().st_size
-    if "unpacked" not in file and size != file["size"]:
+    if "unpacked" in file:
+        return
+    stat = path.stat()
+    if stat.st_size != file["size"]:
         raise UsageError(
-            f"{path} has changed since the run began: {file['size']:,} -> {size:,} bytes.",
+            f"{path} has changed since the run began: {file['size']:,} -> {stat.st_size:,} bytes.",
             hint="put the old one back, or begin anew with --restart.",
+        )
+    # The time decides where it is the same. On another host a copy may have another.
+    time_ns: int = file["mtime_ns"]
+    if stat.st_mtime_ns != time_ns and fingerprint(path, time_ns=time_ns)["hash"] != file["hash"]:
+        raise UsageError(
+            f"{path} on {socket.gethostname()} has other content than when the run began, and as "
+            "many bytes.",
+            hint="put the old one back, or begin anew with --restart; where hosts have files of "
+            "their own, give them the same one at that place, or none: then it is sent to them.",
         )
 
 

@@ -228,6 +228,22 @@ def test_a_worker_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
         reopen(described)
 
 
+@pytest.mark.parametrize("size_mib", [0, 65])
+def test_a_worker_refuses_another_file_of_the_same_size_and_takes_a_copy(
+    tmp_path: Path, size_mib: int
+) -> None:
+    """As on a host that has a file of its own at that place; a copy there has another time."""
+    path = tmp_path / "data.jsonl"
+    lines = LINES + b" " * (size_mib << 20) + b"\n"  # above 64 MiB samples stand for a file
+    path.write_bytes(lines)
+    described = open_input(path, Selection(), folder=tmp_path / "input").describe()
+    os.utime(path, ns=(1, 1))
+    assert list(reopen(described).describe()["columns"]) == described["columns"]
+    path.write_bytes(lines.replace(b"x", b"y", 3))
+    with pytest.raises(UsageError, match=r"data.jsonl on .* has other content than when the run"):
+        reopen(described)
+
+
 def test_a_second_start_finds_the_index(tmp_path: Path) -> None:
     path, folder = tmp_path / "data.jsonl", tmp_path / "input"
     path.write_bytes(LINES)
