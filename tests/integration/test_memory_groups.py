@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -281,3 +282,44 @@ def test_all_of_it_under_a_kernel_of_its_own(uid: int, name: str) -> None:
     assert done.returncode == 0, done.stdout
     assert "No test was skipped." in done.stdout
     assert "Memory cgroup out of memory" in done.stdout, "nobody but the kernel has ended anything"
+
+
+UNDER_SYSTEMD = """
+set -e
+cat > t.py <<'SOURCE'
+import time
+def takes(x: int):
+    held = bytearray(x << 20)
+    time.sleep(5)
+    return {"y": x}
+SOURCE
+muster() { PYTHON -B -m muster "$@"; }
+flags="--grid x=300,10 --memory 200M --devices cpu:1 --monitor-interval 0"
+muster sweep t.py:takes $flags --run-dir detached --detach
+until pgrep -u $(id -u) -f farm.worker > /dev/null; do sleep 0.2; done
+sleep 1
+cat /proc/$(pgrep -u $(id -u) -f -o farm.worker)/cgroup
+muster wait detached || echo "wait $?"
+muster why detached
+systemd-run --user --scope --quiet -p Delegate=yes \\
+    PYTHON -B -m muster sweep t.py:takes $flags --run-dir typed || echo "typed $?"
+muster why typed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not own_kernel.has_kernel(), reason="needs user-mode Linux (linux.uml)")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.skipif(shutil.which("loginctl") is None, reason="needs a systemd")
+def test_a_detached_run_has_a_group_from_systemd() -> None:
+    script = UNDER_SYSTEMD.replace("PYTHON", sys.executable)
+    done = own_kernel.run(["bash", "-c", script], uid=4001, with_systemd=True)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.replace("\r", "").splitlines()
+    assert any("goes on after a logout, in a scope of systemd" in line for line in lines), lines
+    [group] = [line for line in lines if line.startswith("0::/user.slice")]
+    assert "user@4001.service" in group and ".scope/muster-" in group
+    assert "wait 1" in lines and "typed 1" in lines
+    assert sum(ALL in line for line in lines) >= 2, lines
+    assert not any(line.startswith("/sys/fs/cgroup") for line in lines), "a group is left"
