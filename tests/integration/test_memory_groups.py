@@ -296,9 +296,9 @@ SOURCE
 muster() { PYTHON -B -m muster "$@"; }
 flags="--grid x=300,10 --memory 200M --devices cpu:1 --monitor-interval 0"
 muster sweep t.py:takes $flags --run-dir detached --detach
-until pgrep -u $(id -u) -f farm.worker > /dev/null; do sleep 0.2; done
+until pgrep -u $(id -u) -f '[f]arm.worker' > /dev/null; do sleep 0.2; done
 sleep 1
-cat /proc/$(pgrep -u $(id -u) -f -o farm.worker)/cgroup
+cat /proc/$(pgrep -u $(id -u) -f -o '[f]arm.worker')/cgroup
 muster wait detached || echo "wait $?"
 muster why detached
 systemd-run --user --scope --quiet -p Delegate=yes \\
