@@ -9,12 +9,15 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.integration.test_detach import COMMANDS, MusterMain, Place, made_run, place
+from tests.integration.test_detach import COMMANDS, TRAINING, MusterMain, Place, made_run, place
 
 from muster.cli.commands.logs import Part, Shown
 from muster.farm.view import Interval, RunView, WorkerLine, view_of
@@ -112,6 +115,104 @@ def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> 
     assert said["attach"].endswith("[0] two\nrun: failed; see why: muster why run\n")
     assert said["logs"] == "two\n" and watching["logs"].returncode == 0
     assert "run: failed\n" in said["status"] and watching["status"].returncode == 0
+
+
+#: A run of every kind, that waits until it is let go; and what it is called once it has ended.
+KINDS = {
+    **{name: (line, "done") for name, line in COMMANDS.items()},
+    "search": ("sweep phases.py:f --space x=int(1,9) --maximize y --trials 2 --devices cpu:1 "
+               "--run-dir run", "done"),
+    "agent": (f"train phases_training.py:Agent {TRAINING} --run-dir run", "done"),
+    "failing": ("sweep phases.py:f --grid x=-1,2 --devices cpu:1 --run-dir run", "failed"),
+    "experiment": ("start e.toml", "done"),
+}  # fmt: skip
+
+
+def of_each_view(place: Place) -> dict[str, subprocess.Popen[str]]:
+    """All that looks at a live run, each with its output in a pipe."""
+    lines = ["status run --watch", "wait run", "wait run --any"]
+    if not (place.run.path / "experiment.json").exists():  # which has no screen and no log
+        lines += ["attach run", "logs run -f"]
+    return {
+        line: subprocess.Popen(
+            [sys.executable, "-m", "muster", *line.split()], cwd=place.folder,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for line in lines
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_looks_at_a_run_of_any_kind_sees_its_end(kind: str, place: Place) -> None:
+    line, state = KINDS[kind]
+    (place.folder / "e.toml").write_text(
+        'run_dir = "run"\ndevices = "cpu:1"\n[phase.one]\ncommand = "sweep"\n'
+        'target = "phases.py:f"\ngrid.x = [1]\n[phase.two]\ncommand = "sweep"\n'
+        'target = "phases.py:f"\ngrid.x = [3]\nafter = ["one"]\n'
+    )
+    place.detach(line)
+    place.until((place.folder / "middle").exists)
+    views = of_each_view(place)
+    cut = subprocess.Popen(  # a reader that goes away, such as head
+        [sys.executable, "-m", "muster", "logs", "run", "-f"], cwd=place.folder,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert cut.stdout is not None
+        cut.stdout.close()
+        time.sleep(2.0)
+        place.go()
+        said = {name: one.communicate(timeout=240) for name, one in views.items()}
+        cut.wait(timeout=240)
+    finally:
+        for one in (*views.values(), cut):
+            one.kill()
+            one.wait()
+            assert one.stderr is not None
+            one.stderr.close()
+    code = 0 if state == "done" else 1
+    for name, (out, err) in said.items():
+        assert "Traceback" not in out + err, (name, err)
+        expected = code if name.split()[0] in ("attach", "wait") else 0
+        assert views[name].returncode == expected, (name, out, err)
+        if not name.startswith("logs"):
+            assert f"run: {state}" in out, (name, out)
+    for name in views:  # and once more, now that it is over
+        done = place.muster(*name.split())
+        assert done.returncode == (code if name.split()[0] in ("attach", "wait") else 0), done
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="needs another user")
+def test_another_user_looks_at_a_live_run(muster_main: MusterMain) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        made = Place(folder, partial(muster_main, folder=folder))
+        pid = made.detach(COMMANDS["sweep"])
+        try:
+            made.until((folder / "middle").exists)
+            for words in ("attach", "logs", "wait"):
+                muster_main(words, "--help", folder=folder)  # so that what it imports is there
+            go = f"sleep 3; touch {folder}/go-middle {folder}/go-finishing"
+            with subprocess.Popen(["sh", "-c", go]):
+                os.seteuid(65534)
+                try:
+                    seen = made.muster("status", "run")
+                    cancelled = made.muster("cancel", "run")
+                    ended = made.muster("attach", "run")
+                    waited = made.wait()
+                    logs = made.muster("logs", "run", "-f")
+                finally:
+                    os.seteuid(0)
+            assert seen.stdout.startswith("run: running"), seen
+            assert (ended.returncode, waited.returncode) == (0, 0), (ended, waited)
+            assert ended.stdout.endswith("run: done\n") and logs.returncode == 0
+            assert cancelled.returncode != 0 and "Traceback" not in cancelled.stderr
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            os.chdir("/")
 
 
 def test_logs_are_followed_across_a_resume(place: Place) -> None:

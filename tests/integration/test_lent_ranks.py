@@ -93,6 +93,46 @@ def test_a_training_goes_on_with_fewer_ranks(training: Training, muster_main: Ma
     assert training.steps == list(range(1, STEPS + 1)), "each step once"
 
 
+@pytest.mark.slow
+def test_an_agent_goes_on_with_fewer_ranks_and_with_more(
+    training: Training, muster_main: Main
+) -> None:
+    words = (
+        "train",
+        "ppo",
+        "--num-envs",
+        "4",
+        "--num-steps",
+        "1000000000",
+        "--devices",
+        "cpu:2",
+        "--monitor-interval",
+        "0",
+        "--no-tensorboard",
+        "--grace",
+        "120",
+        "--run-dir",
+        "r",
+    )
+    process = training.begin(*words)
+    training.until_it_is_heard()
+    for change, answer, ranks in (
+        (("--release", "1"), "gives back cpu:1, once its ranks have saved", (2, 1)),
+        (("--add", "1"), "takes cpu:", (2, 1, 2)),
+        (("--only", "cpu:1"), "gives back", (2, 1, 2, 1)),
+    ):
+        while (said := muster_main("devices", "r", *change)).returncode == 3:
+            assert process.poll() is None, training.said  # not answered before the first step
+        assert answer in said.stdout, (said, training.said)
+        training.until_ranks(*ranks)
+    lines = (training.run / "metrics.jsonl").read_text().splitlines()
+    so_far = max(json.loads(line).get("step", 0) for line in lines if line.endswith("}"))
+    process.terminate()
+    assert process.wait(300) == 75, training.said
+    lines = (training.run / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line).get("step", 0) for line in lines) >= so_far, "nothing is undone"
+
+
 REFUSED = {"ending": "refused", "message": "a NaN"}
 
 

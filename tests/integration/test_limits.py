@@ -59,19 +59,74 @@ def test_a_sweep_pauses_and_goes_on_with_more(tmp_path: Path, muster_main: Muste
     assert json.loads((tmp_path / "run" / "spent.json").read_bytes())["gpu_hours"] > 0.0001
 
 
-@pytest.mark.parametrize("kind", ["train", pytest.param("map", marks=pytest.mark.slow)])
+#: A run of every kind that takes longer than its limit allows.
+KINDS = {
+    "train": "train task.py:Slow --epochs 4000 --devices cpu:1 --grace 60 --run-dir run",
+    "map": "map s.py:f --input in.jsonl --output o.jsonl --chunk-rows 1 --devices cpu:1 "
+    "--run-dir run",
+    "stages": "map s.py:both --input in.jsonl --output o.jsonl --chunk-rows 1 --stage-by-stage "
+    "--devices cpu:1 --run-dir run",
+    "search": "sweep s.py:g --space x=uniform(0,1) --maximize y --trials 40 --devices cpu:1 "
+    "--run-dir run",
+    "agent": "train ppo --num-steps 100000000 --devices cpu:1 --grace 60 --run-dir run",
+    "run": "run --devices cpu:1 --grace 60 --run-dir run p.py",
+    "experiment": "start e.toml",
+}
+SOURCES = {
+    "s.py": """import time
+def f(r):
+    time.sleep(1)
+    return r
+def same(r):
+    return r
+both = [f, same]
+def g(x: float):
+    time.sleep(1)
+    return {"y": x}
+""",
+    "p.py": """import json, pathlib, signal, sys, time
+def save(*_):
+    place = pathlib.Path(__file__).parent / "run"
+    (place / "ending.json").write_text(json.dumps({"ending": "requeue"}))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+time.sleep(300)
+""",
+    "e.toml": """run_dir = "run"
+devices = "cpu:1"
+max_gpu_hours = 0.0004
+[phase.one]
+command = "sweep"
+target = "s.py:g"
+grid.x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+[phase.two]
+command = "sweep"
+target = "s.py:g"
+grid.x = [1.0]
+after = ["one"]
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [name if name == "train" else pytest.param(name, marks=pytest.mark.slow)
+             for name in KINDS]
+)  # fmt: skip
 def test_every_kind_pauses(kind: str, tmp_path: Path, muster_main: MusterMain) -> None:
     (tmp_path / "task.py").write_text(read_program("slow_task.py"))
-    (tmp_path / "s.py").write_text("import time\ndef f(r):\n    time.sleep(1)\n    return r\n")
+    for name, source in SOURCES.items():
+        (tmp_path / name).write_text(source)
     (tmp_path / "in.jsonl").write_text('{"a": 1}\n' * 30)
-    lines = {
-        "train": "train task.py:Slow --epochs 4000 --devices cpu:1 --grace 60 --run-dir run",
-        "map": "map s.py:f --input in.jsonl --output o.jsonl --chunk-rows 1 --devices cpu:1 "
-        "--run-dir run",
-    }
-    done = muster_main(*lines[kind].split(), "--max-gpu-hours", "0.0004")
+    hours = "0.003" if kind == "run" else "0.0004"  # a program has to come to its handler first
+    limit = () if kind == "experiment" else ("--max-gpu-hours", hours)
+    first, *rest = KINDS[kind].split()
+    done = muster_main(first, *limit, *rest)
     assert done.returncode == 75, (done.stdout, done.stderr)
-    assert "of --max-gpu-hours 0.0004: the run pauses" in done.stderr + done.stdout
+    assert f"of --max-gpu-hours {hours}: the run pauses" in done.stderr + done.stdout
+    if kind in ("run", "experiment"):  # the command itself goes on with it
+        again = muster_main(first, *limit, *rest)
+        assert again.returncode == 75 and "Nothing was begun" in again.stderr, again
+        return
     over = (datetime.now() - timedelta(seconds=9)).isoformat(timespec="seconds")
     late = muster_main("resume", "run", "--max-gpu-hours", "1", "--until", over)
     assert late.returncode == 75 and f"It is --until {over}. Nothing" in late.stderr

@@ -171,6 +171,17 @@ def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_leased_gpu_is_not_shown_as_free(place: Place) -> None:
+    place.hold("--devices", "1")
+    show = [sys.executable, "-m", "muster", "devices"]
+    said = subprocess.run(show, cwd=place.path, capture_output=True, text=True, check=True).stdout
+    states = [line for line in said.splitlines() if line.startswith("cuda:")]
+    assert "leased by run holder of" in states[0] and "  free  " in states[1], said
+    found = subprocess.run([*show, "--json"], cwd=place.path, capture_output=True, check=True)
+    first, second = check_printed("devices", found.stdout)["gpus"]
+    assert "leased by run holder of" in first["leased"] and second["leased"] is None
+
+
 @pytest.mark.slow
 def test_a_run_that_was_begun_waits_when_it_is_resumed(place: Place) -> None:
     begun = place.begin(*COMMANDS["sweep"], "--run-dir", "r")

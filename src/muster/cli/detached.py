@@ -176,7 +176,9 @@ def place() -> Place:
     if shutil.which("loginctl") is None:
         return Place((), "It goes on after a logout, not after a restart of the machine.")
     if _systemd("loginctl", "show-user", str(os.getuid()), "--property=Linger") == "Linger=yes":
-        scope = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
+        # Delegate: the scope's control group is ours to divide, which --memory makes use of.
+        scope = ("systemd-run", "--user", "--scope", "--quiet", "--collect",
+                 "--property=Delegate=yes")  # fmt: skip
         if _systemd(*scope, "true") is not None:
             after = "It goes on after a logout, in a scope of systemd, as lingering is on."
             return Place((*scope, "--"), after)

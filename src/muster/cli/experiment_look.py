@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from muster.api.experiments.experiment import (
     ExperimentFolder,
+    PhaseStatus,
     experiments_in,
     find_experiment,
     run_in,
@@ -17,7 +18,7 @@ from muster.api.experiments.experiment import (
 from muster.api.runs import Run, Status
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, UsageError
-from muster.base.shown_text import count, shell_word
+from muster.base.shown_text import count, one_line, shell_word
 from muster.cli import output
 from muster.run.folder import RunFolder
 from muster.run.session import holder
@@ -30,17 +31,36 @@ def status(folder: ExperimentFolder, *, is_json: bool) -> int:
         shown = [asdict(one) for one in phases]
         output.say_json({**_record(folder), "state": state, "phases": shown})
         return 0
+    output.say(_headline(folder, phases, state))
+    output.table(_COLUMNS, _rows(phases))
+    if state in ("failed", "stopped", "cancelled", "not begun") and not is_running:
+        output.say(f"  go on: muster resume {shell_word(folder.path)}")
+    return 0
+
+
+def status_lines(folder: ExperimentFolder) -> list[str]:
+    """The same for a picture that is drawn again and again."""
+    phases = folder.status()
+    state = state_of_all(phases, is_running=folder.is_held())
+    rows = [[one_line(cell) for cell in row] for row in _rows(phases)]
+    return [_headline(folder, phases, state), *output.table_lines(_COLUMNS, rows)]
+
+
+_COLUMNS = ("phase", "command", "state", "done", "why")
+
+
+def _headline(folder: ExperimentFolder, phases: Sequence[PhaseStatus], state: str) -> str:
     num_done = sum(one.state == "done" for one in phases)
-    output.say(f"{folder.path.name}: {state}, {num_done} of {count(len(phases), 'phase')} done")
+    return f"{folder.path.name}: {state}, {num_done} of {count(len(phases), 'phase')} done"
+
+
+def _rows(phases: Sequence[PhaseStatus]) -> list[list[str]]:
     rows = []
     for one in phases:
         total = "?" if one.num_total is None else f"{one.num_total:,}"
         amount = "" if one.num_done is None else f"{one.num_done:,}/{total} {one.unit}".rstrip()
         rows.append([one.name, one.command, one.state, amount, one.why.partition("\n")[0]])
-    output.table(["phase", "command", "state", "done", "why"], rows)
-    if state in ("failed", "stopped", "cancelled", "not begun") and not is_running:
-        output.say(f"  go on: muster resume {shell_word(folder.path)}")
-    return 0
+    return rows
 
 
 def list_rows(root: Path) -> tuple[list[list[str]], list[dict[str, Any]]]:

@@ -77,6 +77,8 @@ class Lease:
         self._record = record
         self._settings = settings
         self._begun_s = self._touched_s = time.monotonic()
+        self._file = _file_at(Path(lock.lock_file))
+        self._is_ours = True
 
     def release(self) -> None:
         if not self._lock.is_locked:
@@ -90,14 +92,40 @@ class Lease:
         used = Use(time.monotonic() - self._begun_s, 1.0)
         add_up(self._settings.lease_folder, half_life_s, used)
 
-    def touch(self, left_s: float | None = None) -> None:
-        """Say that it is still used, and for how long yet as far as that is known. Cheap."""
-        if self._claim is None or time.monotonic() - self._touched_s < _TOUCH_EVERY_S:
-            return
+    def touch(self, left_s: float | None = None) -> str:
+        """Say that it is still used, and for how long yet as far as that is known. Cheap.
+
+        Returns what the user should know, once: that the lock was removed and another run has it.
+        """
+        if time.monotonic() - self._touched_s < _TOUCH_EVERY_S:
+            return ""
         self._touched_s = time.monotonic()
-        ends = {} if left_s is None else {"ends_s": time.time() + left_s}
+        told = self._keep_lock()
+        if self._claim is not None:
+            ends = {} if left_s is None else {"ends_s": time.time() + left_s}
+            with suppress(OSError):
+                self._claim.put({**self._record, **ends})
+        return told
+
+    def _keep_lock(self) -> str:
+        """What clears old files of /tmp away is not to think that nobody needs the lock, and where
+        it has removed it, the next one is ours as well."""
+        path = Path(self._lock.lock_file)
         with suppress(OSError):
-            self._claim.put({**self._record, **ends})
+            if self._file is not None and _file_at(path) == self._file:
+                os.utime(path, follow_symlinks=False)
+                return ""
+        had, self._is_ours = self._is_ours, False
+        with suppress(OSError, SetupError):
+            make_shared_folder(path.parent)
+            if (lock := _locked(path)) is not None:
+                self._lock.release()
+                self._lock, self._file, self._is_ours = lock, _file_at(path), True
+                return ""
+        return (
+            f"the lock {path} of this run was removed, and another run may use GPU {self.uuid} too"
+            if had else ""
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -119,17 +147,11 @@ def acquire(
     A second lease in the same process is refused too: it would be a second use of the GPU. Raises
     SetupError where the lease folder cannot be used.
     """
-    from filelock import FileLock, Timeout  # where there is a GPU
-
     folder = settings.lease_folder
     path = folder / f"{uuid.replace('/', '_')}.lock"
     try:
         make_shared_folder(folder)
-        # The lock is not bound to a thread: another one than took the lease may give it back.
-        lock = FileLock(path, mode=0o666, thread_local=False)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
+        if (lock := _locked(path)) is None:
             return held_by(uuid, settings) or LeaseHeld(uuid=uuid)
     except OSError as error:
         if (owner := _who_planted(path, error)) is not None:
@@ -151,6 +173,27 @@ def acquire(
     with suppress(OSError):  # the lock counts: a full disk must not cost the GPU
         claim = Note(folder, "claim", record)
     return Lease(uuid, lock, claim, record, settings)
+
+
+def _locked(path: Path) -> FileLock | None:
+    """The lock, taken; None where somebody has it. Raises OSError where it cannot be opened."""
+    from filelock import FileLock, Timeout  # where there is a GPU
+
+    # It is not bound to a thread: another one than took the lease may give it back.
+    lock = FileLock(path, mode=0o666, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return None
+    return lock
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _who_planted(path: Path, error: OSError) -> int | None:

@@ -325,8 +325,10 @@ class _Waiting:
             device: at for device, at in self._refused.items() if now_s - at < _TRY_AGAIN_S
         }
         record["not_now"] = sorted(self._refused)
-        if record != ticket.record:
-            with suppress(OSError):  # a full disk: the old text still holds
+        # Gone: something clears old files away, and a run without a ticket would wait for ever.
+        if record != ticket.record or not ticket.path.exists():
+            with suppress(OSError, SetupError):  # a full disk: the old text still holds
+                make_shared_folder(ticket.path.parent)
                 ticket.put(record)
         ticket.touch()
 

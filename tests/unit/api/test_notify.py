@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.programs import read_program
 from tests.unit.api.test_lending import on_machine
 
 from muster.api.start import notify, services
@@ -351,3 +352,45 @@ def test_a_run_that_ends_in_the_queue_tells(
     assert server.causes() == ["ended"]
     message = json.loads(server.got[0][2])
     assert text in message["text"] and message["exit_code"] in (code, 75), message
+
+
+#: What happens to a run, the causes that are told then, in their order, and the exit code.
+CAUSES = {
+    "paused": (
+        "sweep job.py:fails --grid x=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,"
+        "24,25,26,27,28,29,30 --devices cpu:1 --retries 0",
+        ["failure", "paused"], 1,
+    ),
+    "budget": (
+        "sweep job.py:waits --grid x=1,2,3,4,5,6 --devices cpu:1 --max-gpu-hours 0.0003",
+        ["budget", "ended"], 75,
+    ),
+    "budget of a map": (
+        "map job.py:record --input in.jsonl --output o.jsonl --chunk-rows 1 --devices cpu:1 "
+        "--max-gpu-hours 0.0003", ["budget", "ended"], 75,
+    ),
+    "stalled": (
+        "train slow.py:Slow --batch-size 8 --no-tensorboard --devices cpu:2 --num-workers 0 "
+        "--sleep-after 80 --stall-timeout 3 --max-restarts 0", ["stalled", "ended"], 1,
+    ),
+    "a rank that fails": ("run --devices cpu:1 fails.py", ["ended"], 1),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CAUSES)
+def test_each_cause_is_told_once(what: str, tmp_path: Path, muster_main: MusterMain) -> None:
+    line, causes, code = CAUSES[what]
+    (tmp_path / "job.py").write_text(
+        "import time\ndef fails(x: int):\n    raise ValueError('alike')\n"
+        "def waits(x: int):\n    time.sleep(0.5)\n    return x\n"
+        "def record(r):\n    time.sleep(0.5)\n    return r\n"
+    )
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n' * 12)
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "slow.py").write_text(read_program("pausing_task.py"))
+    command = f"sh -c 'echo $MUSTER_NOTIFY_CAUSE >> {tmp_path}/told'"
+    first, *rest = line.split()
+    done = muster_main(first, "--run-dir", "r", "--notify", f"command:{command}", *rest)
+    assert done.returncode == code, done
+    assert (tmp_path / "told").read_text().split() == causes, done

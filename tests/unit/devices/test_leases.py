@@ -365,3 +365,50 @@ def _place_and_lease(
         settings=settings,
         kept=kept or {},
     )
+
+
+# ---------------------------------------------------------------------- a folder that is cleaned
+
+
+def used_for_a_while(lease: Lease) -> list[str]:
+    """What a run is told when it says the next time that it uses its GPU."""
+    lease._touched_s -= 3600
+    told = lease.touch()
+    return [told] if told else []
+
+
+@pytest.mark.parametrize("what", ["the lock", "everything", "the folder"])
+def test_a_lease_outlives_what_clears_old_files_away(settings: Settings, what: str) -> None:
+    """systemd-tmpfiles and others remove files of /tmp that nobody has changed for days."""
+    folder = settings.lease_folder
+    lease = acquire("GPU-a", "night-sweep", settings)
+    assert isinstance(lease, Lease)
+    with lease:
+        [lock] = folder.glob("*.lock")
+        os.utime(lock, (1.0, 1.0))
+        assert used_for_a_while(lease) == []
+        assert time.time() - lock.stat().st_mtime < 600, "it looks as old as on the first day"
+        for path in [lock] if what == "the lock" else list(folder.iterdir()):
+            path.unlink()
+        if what == "the folder":
+            folder.rmdir()
+        assert used_for_a_while(lease) == []
+        answer = acquire("GPU-a", "other", settings)
+        assert isinstance(answer, LeaseHeld) and "night-sweep" in str(answer)
+    again = acquire("GPU-a", "other", settings)
+    assert isinstance(again, Lease)
+    again.release()
+
+
+def test_a_lease_that_another_run_has_now_is_said_to_be_lost(settings: Settings) -> None:
+    lease = acquire("GPU-a", "night-sweep", settings)
+    assert isinstance(lease, Lease)
+    [lock] = settings.lease_folder.glob("*.lock")
+    lock.unlink()
+    with holder(settings.lease_folder, "GPU-a"):
+        [told] = used_for_a_while(lease)
+        assert "another run may use GPU GPU-a too" in told and str(lock) in told
+        assert used_for_a_while(lease) == [], "once"
+    assert used_for_a_while(lease) == [] == used_for_a_while(lease)
+    assert isinstance(acquire("GPU-a", "other", settings), LeaseHeld), "it is ours again"
+    lease.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -312,3 +313,37 @@ def test_options_that_contradict_each_other_are_refused() -> None:
                 kind(**more)
     with pytest.raises(UsageError, match="queue of one machine"):
         GangOptions(wait_s=5.0, num_nodes=2, master_addr="a", master_port=1)
+
+
+@pytest.mark.parametrize("what", ["its ticket", "the folder"])
+def test_who_waits_keeps_its_place_when_the_folder_is_cleared(
+    settings: Settings, what: str
+) -> None:
+    folder = settings.lease_folder
+    first = [held(settings, f"GPU-{i}") for i in range(2)]
+    found: list[list[str]] = []
+
+    def wait() -> None:
+        with taken(settings, "2", 60.0) as placement:
+            found.append(labels(placement))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (tickets := list(folder.glob("*.ticket"))) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        since = json.loads(tickets[0].read_text())["since_s"]
+        for path in tickets if what == "its ticket" else list(folder.iterdir()):
+            path.unlink()
+        if what == "the folder":
+            folder.rmdir()
+        while not (tickets := list(folder.glob("*.ticket"))):
+            assert time.monotonic() < deadline_s, "it waits without a place in the queue"
+            time.sleep(0.01)
+        assert json.loads(tickets[0].read_text())["since_s"] == since
+    finally:
+        for lease in first:
+            lease.release()
+        waiting.join(60)
+    assert found == [["cuda:0", "cuda:1"]]

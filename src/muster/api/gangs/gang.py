@@ -208,7 +208,8 @@ class _Watcher:
 
     def moves(self) -> bool:
         """Whether somebody has asked for other devices, which the next start takes."""
-        self.lending.touch()
+        for line in self.lending.touch():
+            self.audience.warn(line)
         asked = self.services.session.asked() if self.can_move else []
         events = [event for ask in asked for event in self.lending.hear(ask)]
         wanted = [event.wanted for event in events if isinstance(event, Slots)]

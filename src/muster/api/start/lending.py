@@ -131,9 +131,9 @@ class Lending:
             Slots([s for s in self._slots if s.device_key in wanted], bool(asked.what.get("now")))
         ]
 
-    def look(self, view: RunView) -> None:
-        """Let others have the devices that no worker is on any more."""
-        self.touch(None if view.eta is None else (view.eta.low_s + view.eta.high_s) / 2)
+    def look(self, view: RunView) -> list[str]:
+        """Let others have the devices that no worker is on any more; returns what `touch` does."""
+        told = self.touch(None if view.eta is None else (view.eta.low_s + view.eta.high_s) / 2)
         states = {line.slot: line.state for line in view.workers}
         for key, slots in self._by_key().items():
             # A worker that was told to give a GPU back holds its memory until its process is gone.
@@ -143,11 +143,12 @@ class Lending:
                 for uuid in slots[0].devices:
                     if (lease := self._leases.pop(uuid, None)) is not None:
                         lease.release()
+        return told
 
-    def touch(self, left_s: float | None = None) -> None:
-        """Tell those who wait that the devices are in use, and for how long yet if it is known."""
-        for lease in self._leases.values():
-            lease.touch(left_s)
+    def touch(self, left_s: float | None = None) -> list[str]:
+        """Tell those who wait that the devices are in use, and for how long yet if it is known.
+        Returns what the user should know of leases that are lost."""
+        return [told for lease in self._leases.values() if (told := lease.touch(left_s))]
 
     @property
     def slots(self) -> list[SlotSpec]:

@@ -133,7 +133,8 @@ class Housekeeping:
         events = [event for ask in asks for event in self._lending.hear(ask, view)]
         if self._packing and len(self._lending.slots) > known:
             self._packing.take(self._lending.slots[known:])
-        self._lending.look(view)
+        for line in self._lending.look(view):
+            self._services.warn(line)
         return events
 
     def _has_failed_rehearsal(self, view: RunView) -> bool:

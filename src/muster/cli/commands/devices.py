@@ -18,6 +18,7 @@ from muster.cli import output
 from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse
 from muster.devices.discovery import discover
+from muster.devices.leases import held_by
 from muster.devices.placement import busy_reason
 from muster.devices.queue_rules import read_rules
 from muster.devices.tickets import own_uid, user_name
@@ -73,6 +74,7 @@ def main(argv: list[str]) -> int:
         )
     settings = read_settings()
     inventory = discover(settings)
+    leased = {one.uuid: held_by(one.uuid, settings) for one in inventory.devices}
     if flags.json:
         gpus = [
             {
@@ -81,6 +83,7 @@ def main(argv: list[str]) -> int:
                 "memory_total_mib": device.memory_total_mib,
                 "memory_used_mib": device.memory_used_mib,
                 "lost": device.lost,
+                "leased": str(held) if (held := leased[device.uuid]) else None,
             }
             for device in inventory.devices
         ]
@@ -90,7 +93,7 @@ def main(argv: list[str]) -> int:
         return 0
     rows = []
     for number, device in enumerate(inventory.devices):
-        state = device.lost or busy_reason(device) or "free"
+        state = device.lost or str(leased[device.uuid] or busy_reason(device) or "free")
         memory = f"{device.memory_used_mib}/{device.memory_total_mib} MiB"
         rows.append([f"cuda:{number}", device.name, memory, state, device.uuid])
     if rows:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from muster.api.experiments.experiment import find_experiment
+from muster.api.experiments.experiment import ExperimentFolder, find_experiment
 from muster.api.look.ranks import rank_failures
 from muster.api.look.why import array_of, ended_job, job_of, word_of
 from muster.api.runs import Run, Status, find_run, find_runs
@@ -110,20 +110,15 @@ def list_runs(argv: list[str]) -> int:
 
 def status(argv: list[str]) -> int:
     flags = parse(_Status, argv, "status", _STATUS)
-    if (experiment := find_experiment(flags.run)) is not None:
-        from muster.cli import experiment_look
-
-        if flags.watch:
-            raise UsageError(
-                f"{experiment.path} is an experiment: --watch is for a run.",
-                hint=f"muster status {shell_word(experiment.path)}/PHASE --watch",
-            )
-        return experiment_look.status(experiment, is_json=flags.json)
     if flags.watch:
         try:
             return _watch(flags.run, as_json=flags.json)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
+    if (experiment := find_experiment(flags.run)) is not None:
+        from muster.cli import experiment_look
+
+        return experiment_look.status(experiment, is_json=flags.json)
     return _show_status(find_run(flags.run), output.say, as_json=flags.json)
 
 
@@ -131,15 +126,18 @@ def _watch(name: str, *, as_json: bool) -> int:
     """The same again and again, in its place on a terminal, else where something has changed."""
     if as_json:
         raise UsageError("--watch and --json contradict each other.", hint="give one of them.")
-    from muster.api.experiments.watching import is_at_work, latest, open_watched, pause_s
+    from muster.api.experiments.watching import (
+        is_at_work,
+        open_waited,
+        pause_s,
+    )
 
-    run = open_watched(name)
+    run = open_waited(name)
     with ExitStack() as stack:
         picture = stack.enter_context(output.LivePicture()) if output.is_terminal() else None
         last: list[str] = []
         while True:
-            works, lines = is_at_work(run), list[str]()
-            _show_status(latest(run), lines.append, as_json=False)
+            works, lines = is_at_work(run), _watched_lines(run)
             if picture is not None:
                 picture.show_lines(lines)
             elif lines != last:
@@ -148,6 +146,18 @@ def _watch(name: str, *, as_json: bool) -> int:
             if not works:
                 return 0
             time.sleep(max(_WATCH_EVERY_S, pause_s(run)))
+
+
+def _watched_lines(run: Run | ExperimentFolder) -> list[str]:
+    if isinstance(run, ExperimentFolder):
+        from muster.cli import experiment_look
+
+        return experiment_look.status_lines(run)
+    from muster.api.experiments.watching import latest
+
+    lines: list[str] = []
+    _show_status(latest(run), lines.append, as_json=False)
+    return lines
 
 
 def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:

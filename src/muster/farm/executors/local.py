@@ -30,7 +30,8 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.forked import Forked, ForkServerLost
-from muster.farm.executors.memory_watch import MemoryWatch
+from muster.farm.executors.memory_group import MemoryGroup, MemoryGroups
+from muster.farm.executors.memory_watch import MemoryWatch, ends_first
 from muster.farm.executors.worker_process import (
     TRACE_BYTES,
     Channel,
@@ -84,9 +85,16 @@ class _Worker:
     tasks_end: int = 0
     unfit: str = ""  # why it cannot compute on them, by its own account
     watch: MemoryWatch | None = None
+    group: MemoryGroup | None = None  # in place of a watch, where one can be had
     took: str = ""  # more memory than it may, so that it was killed
     is_of_past: bool = False  # a task has ended since the look that shows how much it holds
     spare_at: float | None = None  # when the process of the next worker is started beside it
+
+    def met_no_memory(self) -> bool:
+        """Whether the kernel has ended something for lack of memory, as far as it tells of us."""
+        if self.group is not None:
+            return self.group.was_hit
+        return processes.out_of_memory_kills() > self.ooms_before
 
 
 class LocalExecutor:
@@ -104,6 +112,8 @@ class LocalExecutor:
         #: By slot. They have not imported the target, so the device is still their predecessor's.
         self._spares: dict[int, _Started] = {}
         self._has_functions = any(t.kind == "function" for t in assignment.targets.values())
+        self._groups: MemoryGroups | None = None
+        self._may_group = True
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
@@ -132,7 +142,7 @@ class LocalExecutor:
         worker.log_start = worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
         if slot.most_host_mib is not None:
-            worker.watch = MemoryWatch(process.pid, slot.most_host_mib)
+            self._limit_memory(worker, slot.most_host_mib)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         if hasattr(os, "pidfd_open"):
             worker.pidfd = os.pidfd_open(process.pid)
@@ -279,6 +289,8 @@ class LocalExecutor:
             self._forget(worker)
         processes.end_marked(self._mark, sessions)
         processes.reap_adopted(sessions)
+        if self._groups is not None:
+            self._groups.close()
         self._selector.close()
         self._reaper.dismiss()
         os.close(self._lifeline)
@@ -332,6 +344,17 @@ class LocalExecutor:
                 processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
 
+    def _limit_memory(self, worker: _Worker, most_mib: float) -> None:
+        """Before it is told what to do: the kernel keeps its limit, or we look."""
+        ends_first(worker.process.pid)
+        if self._may_group and self._groups is None:
+            self._groups = MemoryGroups.open()
+            self._may_group = self._groups is not None
+        if self._groups is not None:
+            worker.group = self._groups.make(worker.process.pid, most_mib)
+        if worker.group is None:
+            worker.watch = MemoryWatch(worker.process.pid, most_mib)
+
     def _watch_memory(self, dead: Container[int]) -> None:
         """Kill what is above its limit without notice: it may take more in the meantime.
 
@@ -367,8 +390,13 @@ class LocalExecutor:
         left = self._end_descendants(session)
         processes.reap_adopted([session])
         log_end = os.stat(worker.log).st_size
-        took, by_memory = worker.took, Outcome.MEMORY_LIMIT if worker.took else None
-        if took and worker.is_of_past:  # nobody knows what the task in hand has of it
+        is_no_doing = code == -processes.KILL and not worker.was_killed
+        took = worker.took
+        if worker.group is not None and is_no_doing:
+            took = worker.group.took
+        by_memory = Outcome.MEMORY_LIMIT if took else None
+        # After a look: nobody knows what the task in hand has of it.
+        if worker.took and worker.is_of_past:
             took, by_memory = f"was killed as the task before {took}", Outcome.LOST
         death = WorkerDied(
             worker.worker_id,
@@ -376,9 +404,7 @@ class LocalExecutor:
             -code if code < 0 else None,
             took or worker.unfit or reason_of(code, left),
             "" if worker.unfit else log_tail(worker.log, worker.tasks_end),
-            code == -processes.KILL
-            and not worker.was_killed
-            and processes.out_of_memory_kills() > worker.ooms_before,
+            is_no_doing and worker.met_no_memory(),
             worker.tasks_end,
             log_end,
             outcome=by_memory,
@@ -423,6 +449,8 @@ class LocalExecutor:
             self._selector.unregister(worker.pidfd)
             os.close(worker.pidfd)
         worker.process.wait()
+        if worker.group is not None and self._groups is not None:
+            self._groups.end(worker.group)
         del self._workers[worker.worker_id]
 
     def _housekeep(self) -> None:

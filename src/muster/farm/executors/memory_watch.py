@@ -24,6 +24,12 @@ _ANSWER_S = 0.01
 _OOM_SCORE = 900
 
 
+def ends_first(pid: int) -> None:
+    """Let the kernel choose this process and what it starts, if it has to choose one."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
 class MemoryWatch:
     """Of the worker that leads the session ``pid``. ``due_s``: when to look the next time."""
 
@@ -34,8 +40,6 @@ class MemoryWatch:
         self._asking: threading.Thread | None = None
         self._held_mib = 0.0
         self.due_s = time.monotonic()
-        with suppress(OSError):
-            Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
 
     def begin(self) -> bool:
         """Begin a look; False where one goes on."""
