@@ -167,16 +167,7 @@ class LocalExecutor:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        frames = [
-            wire.pack(
-                [wire.TASK, t.task_id, t.token, t.target_id, t.key.hex(), t.token, t.tries],
-                t.payload,
-            )
-            for t in tasks
-        ]
-        if together:
-            frames.insert(0, wire.pack([wire.TOGETHER, len(tasks)]))
-        worker.channel.send(b"".join(frames))
+        worker.channel.send(wire.pack_tasks(tasks, together=together))
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         worker = self._workers.get(worker_id)
