@@ -17,9 +17,10 @@ import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
@@ -42,7 +43,7 @@ from muster.farm.ledger.queries import (
     MetricRow,
     SearchRow,
 )
-from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 
 #: The meta value that names the tasks which are cancelled and have not ended yet.
 CANCELLING = "cancelling"
@@ -51,6 +52,28 @@ CANCELLING = "cancelling"
 _ADD = "INSERT OR IGNORE INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
 #: Tasks that are added with one statement: half of the time of a statement for each of them.
 _MOST_AT_ONCE = 50
+
+
+#: A task of a row that has all of its fields, without a look at each.
+_TASK = cast("Callable[[tuple[Any, ...]], Task]", partial(tuple.__new__, Task))
+
+
+def _runs(rows: Sequence[Sequence[Any]], number: int, token: int) -> Iterator[tuple[int, int, int]]:
+    """First and last number and token of rows that follow each other and have the same token.
+
+    ``number`` and ``token`` say where in a row these are. Tasks are claimed and done in long runs,
+    and to change a run takes a third of the time of changing its tasks one by one.
+    """
+    if not rows:
+        return
+    first = last = rows[0][number]
+    own = rows[0][token]
+    for row in rows[1:]:
+        if row[number] != last + 1 or row[token] != own:
+            yield first, last, own
+            first, own = row[number], row[token]
+        last = row[number]
+    yield first, last, own
 
 
 class NewTask(NamedTuple):
@@ -236,20 +259,15 @@ class Ledger(LedgerQueries):
         """Take up to ``count`` ready tasks, most urgent first, each with a new token."""
         with explained(self.path, "write"):
             rows = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, priority "
-                "FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, 0, '', 0, 0, priority"
+                " FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
                 (count,),
             ).fetchall()
             self._db.executemany(
-                "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?",
-                [(row[5], row[0]) for row in rows],
+                "UPDATE tasks SET state = 1, token = ? WHERE task_id BETWEEN ? AND ?",
+                [(token, first, last) for first, last, token in _runs(rows, 0, 5)],
             )
-        tasks = (Task(*row[:7]) for row in rows)
-        urgent = [row[7] for row in rows]
-        return [
-            task._replace(priority=priority) if priority else task
-            for task, priority in zip(tasks, urgent, strict=True)
-        ]
+        return list(map(_TASK, rows))
 
     def retoken(self, tasks: Iterable[Task]) -> None:
         """Write the new tokens of claims that are handed out again after their holder vanished."""
@@ -277,8 +295,9 @@ class Ledger(LedgerQueries):
         """
         with explained(self.path, "write"):
             changed = self._db.executemany(
-                "UPDATE tasks SET state = 2 WHERE task_id = ? AND token = ? AND state = 1",
-                [(r[0], r[1]) for r in records],
+                "UPDATE tasks SET state = 2 "
+                "WHERE task_id BETWEEN ? AND ? AND token = ? AND state = 1",
+                _runs(records, 0, 1),
             ).rowcount
             if changed != len(records):
                 raise sqlite3.IntegrityError(
@@ -395,8 +414,12 @@ class Ledger(LedgerQueries):
             )
 
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
-        rows = []
+        # What is the same for nearly all is in the statement: that spares a third of the time.
+        plain, rows = [], []
         for task_id, token, worker_id, f in records:
+            if f.outcome is Outcome.OK and not f.message and f.signal is None:
+                plain.append((task_id, token, worker_id, *f[3:5], f.peak_mib, f[5], f[6]))
+                continue
             failure_id = None if f.outcome in ("ok", "stopped") else self._failure_id(f)
             rows.append(
                 (
@@ -405,6 +428,11 @@ class Ledger(LedgerQueries):
                 )
             )  # fmt: skip
         with explained(self.path, "write"):
+            self._db.executemany(
+                "INSERT OR REPLACE INTO attempts VALUES "
+                "(?, ?, ?, ?, ?, 'ok', NULL, ?, ?, ?, NULL, NULL)",
+                plain,
+            )
             self._db.executemany(
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
