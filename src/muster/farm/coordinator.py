@@ -71,7 +71,7 @@ class Coordinator:
             self._scheduler.roster.adopt(slot_id, held, beside.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, beside.clock.monotonic_s())
         self._listing = Listing(plan, ledger)
-        self._early: list[Event] = []  # heard while an away ledger's tasks were listed
+        self._early: list[Event] = []  # heard while tasks were listed
         self._heard: list[Request] = []
         self._refetch = False
         self._asked = Asked(ledger, plan)
@@ -298,7 +298,7 @@ class Coordinator:
                 publish(folder, task.key.hex(), ended.token, may_go_on=True)
 
     def _feed(self) -> None:
-        self._picture.added(self._listing.add(self._is_asked))
+        self._picture.added(self._listing.add(self._is_asked, self._hear_early))
         if not self._listing.goes_on:
             self._journal.write("enqueued", tasks=self._picture.known)
 
@@ -370,7 +370,11 @@ class Coordinator:
             self._ledger.begin()
             self._feed()
             self._ledger.commit()
-            self._early += self._executor.poll(0.0)  # it also shows that this goes on
+            self._hear_early()
+
+    def _hear_early(self) -> None:
+        """Hear what happens while tasks are listed, which also shows that this goes on."""
+        self._early += self._executor.poll(0.0)
 
     def _phase(self) -> str:
         if self._scheduler.draining:

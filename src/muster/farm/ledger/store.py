@@ -26,10 +26,14 @@ from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
     SEARCH_TABLE,
     WITH_STOPPED,
+    WITHOUT_KEYS,
+    add_keys,
     add_metrics,
     create,
+    drop_keys,
     explained,
     open_writer,
+    version_of,
 )
 from muster.farm.ledger.queries import (
     ADDED,
@@ -49,9 +53,11 @@ from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, T
 CANCELLING = "cancelling"
 
 
-_ADD = "INSERT OR IGNORE INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
+_ADD = "INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
 #: Tasks that are added with one statement: half of the time of a statement for each of them.
 _MOST_AT_ONCE = 50
+#: Of SQLite's steps, while it sorts: about a tenth of a second.
+_LOOK_AFTER = 1_000_000
 
 
 #: A task of a row that has all of its fields, without a look at each.
@@ -101,6 +107,7 @@ class Ledger(LedgerQueries):
             create(path)
             database = open_writer(path)
         self._db = database
+        self._has_keys = version_of(database) != WITHOUT_KEYS
 
     def close(self) -> None:
         self._db.close()
@@ -120,6 +127,7 @@ class Ledger(LedgerQueries):
         self._has_metrics = False  # the table may go with the transaction that made it
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+        self._has_keys = version_of(self._db) != WITHOUT_KEYS
 
     # ------------------------------------------------------------------ the plan
 
@@ -151,13 +159,51 @@ class Ledger(LedgerQueries):
 
     def add_tasks(self, tasks: Iterable[NewTask]) -> int:
         """Insert what is not there yet; returns how many were new."""
+        self.index_keys()
+        return self._insert("INSERT OR IGNORE", tasks)
+
+    def list_tasks(self, tasks: Iterable[NewTask]) -> int:
+        """`add_tasks` of a plan; between `forget_keys` and `index_keys` without a look whether
+        they are there.
+        """
+        return self._insert("INSERT OR IGNORE" if self._has_keys else "INSERT", tasks)
+
+    def _insert(self, how: str, tasks: Iterable[NewTask]) -> int:
         with explained(self.path, "write"):
             before = self._db.total_changes
             tasks = iter(tasks)
             while some := list(itertools.islice(tasks, _MOST_AT_ONCE)):
                 values = list(itertools.chain.from_iterable(some))
-                self._db.execute(_ADD + ", (?, ?, ?, ?, ?)" * (len(some) - 1), values)
+                self._db.execute(f"{how} {_ADD}" + ", (?, ?, ?, ?, ?)" * (len(some) - 1), values)
             return self._db.total_changes - before
+
+    def forget_keys(self) -> None:
+        """Have no index of keys while an empty ledger gets a large plan of different tasks.
+
+        Keys are as good as random: each that is added to a large index changes another page of it,
+        which is written twice. To sort all of them once costs a tenth. A ledger is left without it
+        only where its coordinator dies meanwhile; whoever opens it next to write makes it.
+        """
+        if self.last_task() == 0:
+            with explained(self.path, "write"):
+                self._has_keys = not drop_keys(self._db)
+
+    def index_keys(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """``meanwhile`` is called now and then: it takes a second for a million tasks."""
+        if self._has_keys:
+            return
+
+        def look() -> int:
+            meanwhile()
+            return 0  # go on
+
+        self._db.set_progress_handler(look, _LOOK_AFTER)
+        try:
+            with explained(self.path, "write"):
+                add_keys(self._db)
+        finally:
+            self._db.set_progress_handler(None, 0)
+        self._has_keys = True
 
     def note_added(self, first: int, said: Sequence[str], listed: str = "") -> None:
         """Note that the tasks from number ``first`` on are no part of the plan, see ``added``."""
@@ -328,6 +374,7 @@ class Ledger(LedgerQueries):
 
         ``has_files``: whether earlier attempts of those that only waited have left any.
         """
+        self.index_keys()
         with explained(self.path, "write"):
             self._db.execute(f"PRAGMA user_version = {WITH_STOPPED}")
             changed = self._db.executemany(
