@@ -134,11 +134,10 @@ class Listing:
             self._ledger.forget_keys()
         end_s = time.monotonic() + _MOST_S
         while self.goes_on and self._num_listed - before < self._count:
-            counted = itertools.count()
-            # Not a list: a chunk of encoded tasks would be the largest thing in memory.
-            piece = itertools.islice(self._plan.feed, _PIECE)
-            num_new += self._ledger.list_tasks(task for task, _ in zip(piece, counted, strict=False))
-            num_listed = next(counted)
+            # Not the whole of what is listed in a turn: it would be the largest thing in memory.
+            piece = list(itertools.islice(self._plan.feed, _PIECE))
+            num_new += self._ledger.list_tasks(piece)
+            num_listed = len(piece)
             self._num_listed += num_listed
             if num_listed < _PIECE:
                 self._ledger.index_keys(meanwhile)

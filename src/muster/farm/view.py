@@ -327,8 +327,8 @@ class Picture:
         return sum(count for state, count in self._counts.items() if state.is_final)
 
     def _have_ended(self, records: Sequence[AttemptRecord]) -> None:
-        for worker_id, count in Counter([record.worker_id for record in records]).items():
-            self._ended_by_slot[worker_id] = self._ended_by_slot.get(worker_id, 0) + count
+        for worker_id, num in Counter([record.worker_id for record in records]).items():
+            self._ended_by_slot[worker_id] = self._ended_by_slot.get(worker_id, 0) + num
             self._progress.pop(worker_id, None)
         self._memory.update({record.worker_id: record.finished.peak_mib for record in records})
 

@@ -8,9 +8,10 @@ receives without looking inside.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -80,14 +81,17 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-#: Of a result: nearly all have none of what stands behind the value, and their header ends there.
+#: Nearly all attempts end well and have none of what stands behind the value. Their header leaves
+#: it out, and the outcome.
 _NOTHING_MORE = Finished(0, 0, Outcome.OK, 0.0, 0.0, 0, 0, None)[9:]
-_NUM_OF_PLAIN = 9
+_NUM_OF_PLAIN = 8
+#: An attempt of all of its fields, without a look at each.
+_FINISHED = cast("Callable[[tuple[Any, ...]], Finished]", partial(tuple.__new__, Finished))
 
 
 def pack_finished(f: Finished) -> bytes:
     if f[2] is Outcome.OK and f[9:] == _NOTHING_MORE:
-        return pack([RESULT, f[0], f[1], "ok", *f[3:8]], f[8])
+        return pack([RESULT, f[0], f[1], *f[3:8]], f[8])
     body = f.value if f.outcome is Outcome.OK else f.trace.encode("utf-8", "backslashreplace")
     header = [
         RESULT, f.task_id, f.token, f.outcome.value, f.started_s, f.seconds, f.log_start,
@@ -102,8 +106,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 def read_finished(header: list[Any], body: bytes) -> Finished:
     if len(header) == _NUM_OF_PLAIN:
-        _, task_id, token, _, started, seconds, start, end, peak = header
-        return Finished(task_id, token, Outcome.OK, started, seconds, start, end, peak, body)
+        return _FINISHED((header[1], header[2], Outcome.OK, *header[3:], body, *_NOTHING_MORE))
     _, task_id, token, name, started, seconds, start, end, peak, message, sig, bad, *more = header
     outcome = _OUTCOMES[name]
     is_ok = outcome is Outcome.OK

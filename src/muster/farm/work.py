@@ -56,9 +56,10 @@ from muster.run.session import Session
 class Work:
     """What a run asks of the farm.
 
-    ``feed`` makes the tasks lazily, no two of them equal where it ``is_distinct``; ``drive``, where there is one, makes what chooses them instead.
-    ``reopens``: tasks in these states are tried again. ``has_pilots``: the executor goes on with
-    those of an earlier start. ``cluster`` and ``python`` are for the executor.
+    ``feed`` makes the tasks lazily, no two of them equal where it ``is_distinct``; ``drive``, where
+    there is one, makes what chooses them instead. ``reopens``: tasks in these states are tried
+    again. ``has_pilots``: the executor goes on with those of an earlier start. ``cluster`` and
+    ``python`` are for the executor.
     """
 
     folder: RunFolder

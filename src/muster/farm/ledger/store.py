@@ -18,6 +18,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -53,9 +54,11 @@ from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, T
 CANCELLING = "cancelling"
 
 
-_ADD = "INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
-#: Tasks that are added with one statement: half of the time of a statement for each of them.
-_MOST_AT_ONCE = 50
+_TASKS = "INTO tasks (key, target_id, payload, grp, priority) VALUES "
+_RESULTS = "INSERT INTO results (task_id, token, value, sha256, files) VALUES "
+_ATTEMPTS = "INSERT OR REPLACE INTO attempts VALUES "
+#: Rows that are added with one statement: half of the time of a statement for each of them.
+_AT_ONCE = 50
 #: Of SQLite's steps, while it sorts: about a tenth of a second.
 _LOOK_AFTER = 1_000_000
 
@@ -127,7 +130,8 @@ class Ledger(LedgerQueries):
         self._has_metrics = False  # the table may go with the transaction that made it
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        self._has_keys = version_of(self._db) != WITHOUT_KEYS
+        with suppress(sqlite3.Error):  # what went wrong is known already
+            self._has_keys = version_of(self._db) != WITHOUT_KEYS
 
     # ------------------------------------------------------------------ the plan
 
@@ -171,11 +175,16 @@ class Ledger(LedgerQueries):
     def _insert(self, how: str, tasks: Iterable[NewTask]) -> int:
         with explained(self.path, "write"):
             before = self._db.total_changes
-            tasks = iter(tasks)
-            while some := list(itertools.islice(tasks, _MOST_AT_ONCE)):
-                values = list(itertools.chain.from_iterable(some))
-                self._db.execute(f"{how} {_ADD}" + ", (?, ?, ?, ?, ?)" * (len(some) - 1), values)
+            self._add_rows(f"{how} {_TASKS}", "(?, ?, ?, ?, ?)", tasks)
             return self._db.total_changes - before
+
+    def _add_rows(self, into: str, row: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows to a table. What is the same in all of them is a part of ``row``."""
+        rows = iter(rows)
+        while len(some := list(itertools.islice(rows, _AT_ONCE))) == _AT_ONCE:
+            values = list(itertools.chain.from_iterable(some))
+            self._db.execute(into + row + f", {row}" * (_AT_ONCE - 1), values)
+        self._db.executemany(into + row, some)
 
     def forget_keys(self) -> None:
         """Have no index of keys while an empty ledger gets a large plan of different tasks.
@@ -305,8 +314,8 @@ class Ledger(LedgerQueries):
         """Take up to ``count`` ready tasks, most urgent first, each with a new token."""
         with explained(self.path, "write"):
             rows = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, 0, '', 0, 0, priority"
-                " FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, 0, '', 0, 0, "
+                "priority FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
                 (count,),
             ).fetchall()
             self._db.executemany(
@@ -350,13 +359,14 @@ class Ledger(LedgerQueries):
                     f"results of {len(records)} attempts do not match the tokens in the ledger; "
                     "another program has changed it"
                 )
-            self._db.executemany(
-                "INSERT INTO results (task_id, token, value, sha256, files) VALUES (?, ?, ?, ?, ?)",
-                [
-                    (r[0], r[1], value, sha, r[3].files)
-                    for r, (value, sha) in zip(records, values, strict=True)
-                ],
-            )
+            plain, rows = [], []
+            for record, (value, sha) in zip(records, values, strict=True):
+                if sha is None and not record[3].files:
+                    plain.append((record[0], record[1], value))
+                else:
+                    rows.append((record[0], record[1], value, sha, record[3].files))
+            self._add_rows(_RESULTS, "(?, ?, ?, NULL, 0)", plain)
+            self._db.executemany(_RESULTS + "(?, ?, ?, ?, ?)", rows)
         self._insert_attempts(records)
 
     def record_failed(self, records: Sequence[AttemptRecord]) -> None:
@@ -461,7 +471,6 @@ class Ledger(LedgerQueries):
             )
 
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
-        # What is the same for nearly all is in the statement: that spares a third of the time.
         plain, rows = [], []
         for task_id, token, worker_id, f in records:
             if f.outcome is Outcome.OK and not f.message and f.signal is None:
@@ -475,14 +484,8 @@ class Ledger(LedgerQueries):
                 )
             )  # fmt: skip
         with explained(self.path, "write"):
-            self._db.executemany(
-                "INSERT OR REPLACE INTO attempts VALUES "
-                "(?, ?, ?, ?, ?, 'ok', NULL, ?, ?, ?, NULL, NULL)",
-                plain,
-            )
-            self._db.executemany(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
+            self._add_rows(_ATTEMPTS, "(?, ?, ?, ?, ?, 'ok', NULL, ?, ?, ?, NULL, NULL)", plain)
+            self._db.executemany(_ATTEMPTS + "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _failure_id(self, finished: Finished) -> int:
         mark = fingerprint(finished)
