@@ -231,6 +231,7 @@ def _work(
         plan_id=workload.plan_id,
         total=workload.total,
         feed=workload.feed,
+        is_distinct=workload.space is not None,
         drive=None if drive is None else lambda n: drive(folder, n, SystemClock(), rate),
         policy=policy_of(options, workload.retry, is_search=drive is not None),
         slots=slots,

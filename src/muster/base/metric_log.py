@@ -61,19 +61,25 @@ def is_logging() -> bool:
     return _at_work is not None
 
 
-@contextmanager
-def logging_to(
-    sink: Callable[..., None], of_programs: Callable[[], str] | None = None
-) -> Iterator[None]:
+class logging_to:
     """Have ``log`` call ``sink`` meanwhile, in all threads of this process. ``of_programs`` is
     asked for the file to which programs append that belong to what is at work here.
     """
-    global _at_work, _of_programs
-    before, (_at_work, _of_programs) = (_at_work, _of_programs), (sink, of_programs)
-    try:
-        yield
-    finally:
-        _at_work, _of_programs = before
+
+    __slots__ = ("_before", "_now")
+
+    def __init__(
+        self, sink: Callable[..., None], of_programs: Callable[[], str] | None = None
+    ) -> None:
+        self._now = (sink, of_programs)
+
+    def __enter__(self) -> None:
+        global _at_work, _of_programs
+        self._before, (_at_work, _of_programs) = (_at_work, _of_programs), self._now
+
+    def __exit__(self, *_: object) -> None:
+        global _at_work, _of_programs
+        _at_work, _of_programs = self._before
 
 
 @contextmanager

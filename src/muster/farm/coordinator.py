@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
@@ -28,7 +29,7 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.plan import FIRST_CHUNK, Beside, Ending, Listing, Plan, Request, imbalance_of_tasks
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
 from muster.farm.steering import Asked, Steering
-from muster.farm.task import Task, TaskState
+from muster.farm.task import AttemptRecord, Task, TaskState
 from muster.farm.view import Picture
 
 #: Results that arrive within this time share one commit, or so many of them.
@@ -71,7 +72,7 @@ class Coordinator:
             self._scheduler.roster.adopt(slot_id, held, beside.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, beside.clock.monotonic_s())
         self._listing = Listing(plan, ledger)
-        self._early: list[Event] = []  # heard while an away ledger's tasks were listed
+        self._early: list[Event] = []  # heard while tasks were listed
         self._heard: list[Request] = []
         self._refetch = False
         self._asked = Asked(ledger, plan)
@@ -246,8 +247,7 @@ class Coordinator:
             # With the smaller task or not at all, and ahead of its result.
             self._picture.added(ledger.divide(task, task.payload, given))
         if decisions.done:
-            values = [self._store_value(r.task_id, r.finished.value) for r in decisions.done]
-            ledger.record_done(decisions.done, values)
+            ledger.record_done(decisions.done, self._store_values(decisions.done))
         if decisions.failed:
             ledger.record_failed(decisions.failed)
         if decisions.tried:
@@ -279,10 +279,15 @@ class Coordinator:
             log = self._executor.start(worker_id, slot)
             self._ledger.worker_started(worker_id, slot, self._host, log, self._plan.code)
 
-    def _store_value(self, task_id: int, value: bytes) -> tuple[bytes | None, str | None]:
-        if len(value) <= INLINE_BYTES:
-            return value, None
-        return store_value(self._plan.folder, self._ledger.key_of(task_id).hex(), value)
+    def _store_values(self, done: Sequence[AttemptRecord]) -> list[tuple[bytes | None, str | None]]:
+        """What the ledger holds of each result; a large one gets a file of its own."""
+        folder, key_of = self._plan.folder, self._ledger.key_of
+        return [
+            (value, None)
+            if len(value := record.finished.value) <= INLINE_BYTES
+            else store_value(folder, key_of(record.task_id).hex(), value)
+            for record in done
+        ]
 
     def _publish(self, decisions: Decisions) -> None:
         folder = self._plan.folder
@@ -298,7 +303,7 @@ class Coordinator:
                 publish(folder, task.key.hex(), ended.token, may_go_on=True)
 
     def _feed(self) -> None:
-        self._picture.added(self._listing.add(self._is_asked))
+        self._picture.added(self._listing.add(self._is_asked, self._hear_early))
         if not self._listing.goes_on:
             self._journal.write("enqueued", tasks=self._picture.known)
 
@@ -370,7 +375,11 @@ class Coordinator:
             self._ledger.begin()
             self._feed()
             self._ledger.commit()
-            self._early += self._executor.poll(0.0)  # it also shows that this goes on
+            self._hear_early()
+
+    def _hear_early(self) -> None:
+        """Hear what happens while tasks are listed, which also shows that this goes on."""
+        self._early += self._executor.poll(0.0)
 
     def _phase(self) -> str:
         if self._scheduler.draining:

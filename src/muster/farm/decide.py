@@ -157,34 +157,71 @@ class Scheduler:
 
     def _on_results(self, event: Results, now: float, out: Decisions) -> None:
         worker = self.roster.workers.get(event.worker_id)
+        done: list[tuple[Task, AttemptRecord]] = []
         for finished in event.finished:
             task = worker.in_flight.get(finished.task_id) if worker else None
             if worker is None or task is None or task.token != finished.token:
                 out.late.append((event.worker_id, finished))
                 continue
-            self._take_from(worker, task)
-            worker.begins(now)
+            self.roster.take(worker, task)
             record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
-            outcome = finished.outcome
-            is_in_doubt = finished.poisoned and worker.call_size > 1
-            if outcome is Outcome.OK:
-                self.halts.forget(task.task_id)  # it was done before it could be stopped
-                out.done.append(record)
-                self.ok_count += 1
-                self.pace.learn(task, finished.seconds)
-                self._quarantine.done(worker.slot.spec.device_key, task, out)
-            elif is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
-                self._halve_call(task, finished, worker, out)
-            else:
-                self._fail(task, record, worker, now, out)
-            worker.has_shared = False
-            worker.has_worked = self.targets[task.target_id].kind == "function"
-            if finished.poisoned:
-                worker.poisoned = True  # it ends itself, without beginning anything else
-                out.stop(worker)
+            if finished.outcome is Outcome.OK:
+                done.append((task, record))
+                continue
+            self._on_done(worker, done, now, out)
+            done = []
+            self._on_failure(worker, task, record, now, out)
+        if worker is not None:
+            self._on_done(worker, done, now, out)
 
-    def _take_from(self, worker: Worker, task: Task) -> None:
-        self.roster.take(worker, task)
+    def _on_done(
+        self,
+        worker: Worker,
+        done: Sequence[tuple[Task, AttemptRecord]],
+        now: float,
+        out: Decisions,
+    ) -> None:
+        """What follows from tasks that a worker has done one after the other: mostly for all of
+        them at once, since short ones come by hundreds.
+        """
+        if not done:
+            return
+        self._has_let_go(worker)
+        worker.begins(now)
+        self.ok_count += len(done)
+        for task, record in done:
+            out.done.append(record)
+            self.pace.learn(task, record.finished.seconds)
+        if self.halts:
+            for task, _ in done:
+                self.halts.forget(task.task_id)  # it was done before it could be stopped
+        self._quarantine.done(worker.slot.spec.device_key, [task for task, _ in done], out)
+        is_poisoned = any(record.finished.poisoned for _, record in done)
+        self._goes_on(worker, done[-1][0], out, is_poisoned=is_poisoned)
+
+    def _on_failure(
+        self, worker: Worker, task: Task, record: AttemptRecord, now: float, out: Decisions
+    ) -> None:
+        self._has_let_go(worker)
+        worker.begins(now)
+        outcome, is_poisoned = record.finished.outcome, record.finished.poisoned
+        is_in_doubt = is_poisoned and worker.call_size > 1
+        if is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
+            self._halve_call(task, record.finished, worker, out)
+        else:
+            self._fail(task, record, worker, now, out)
+        self._goes_on(worker, task, out, is_poisoned=is_poisoned)
+
+    def _goes_on(self, worker: Worker, task: Task, out: Decisions, *, is_poisoned: bool) -> None:
+        """``task`` is the last that the worker has ended."""
+        worker.has_shared = False
+        worker.has_worked = self.targets[task.target_id].kind == "function"
+        if is_poisoned:
+            worker.poisoned = True  # it ends itself, without beginning anything else
+            out.stop(worker)
+
+    def _has_let_go(self, worker: Worker) -> None:
+        """The worker has a task less, perhaps its last."""
         if not worker.in_flight:
             worker.together = False
             self._reserved_done(worker)
@@ -204,7 +241,8 @@ class Scheduler:
         worker.revoking = False
         back = [worker.in_flight[i] for i in event.task_ids if i in worker.in_flight]
         for task in reversed(back):
-            self._take_from(worker, task)
+            self.roster.take(worker, task)
+            self._has_let_go(worker)
             self.backlog.add(task, front=True)
 
     def _on_progress(self, event: Progress, now: float) -> None:

@@ -104,13 +104,12 @@ def done_on(
     broken: dict[int, set[str]],
     policy: Policy,
 ) -> dict[str, str]:
-    """Count a success of ``device``; return the devices that it puts to blame, and why.
+    """The devices that it puts to blame, and why, that ``device`` has done a task after failures.
 
     What broke a context on one other device only was that device, and no record of the task.
     ``broken``: by task, the devices on which it did, perhaps through one of its records.
     """
-    known[device].succeeded()
-    on = broken.pop(task.task_id, set()) if task.tries else set()
+    on = broken.pop(task.task_id, set())
     if len(on) != 1 or device in on:
         return {}
     [key] = on

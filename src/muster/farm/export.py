@@ -7,6 +7,7 @@ that its own memory stays small. Missing is empty, never 0.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
@@ -32,13 +32,14 @@ from muster.farm.rows import (
     check_columns,
     columns,
     fit,
+    holds,
     widen,
 )
 from muster.run.folder import RunFolder
 
 _ABSENT = object()
-#: What a spreadsheet takes for the start of something to compute.
-_FORMULA = r"^[=+\-@\t\r]"
+#: With one of these at its start a spreadsheet takes a text for something to compute.
+_SIGN = re.compile(rb"[=+\-@\t\r]")
 
 
 def export(folder: RunFolder, target: Path) -> int:
@@ -233,7 +234,7 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 [None if v is None else canonical.encode(v).decode() for v in values],
                 type=field.type,
             )
-        elif field.type == TEXT and pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
+        elif field.type == TEXT and holds(column, _SIGN):
             safe = [None if v is None else canonical.csv_cell(v) for v in column.to_pylist()]
             column = pa.array(safe, type=field.type)
         arrays.append(column)

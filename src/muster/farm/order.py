@@ -143,7 +143,8 @@ class Pace:
         number = task.target_id
         mean = self._mean_s.get(number)
         self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        self.remember([(number, task.payload, seconds)])
+        if seconds >= _WORTH_ORDER_S:
+            self.remember([(number, task.payload, seconds)])
 
     def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
         """What tasks took: the number of the target, the parameters, seconds."""

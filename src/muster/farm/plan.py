@@ -54,6 +54,7 @@ class Plan:
     policy: Policy
     total: int
     feed: Iterator[NewTask]
+    is_distinct: bool = False  # no two of them are equal, which is known beforehand
     plan_id: str = ""
     held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
     code: str | None = None  # what workers that are started now run
@@ -118,21 +119,28 @@ class Listing:
         """Whether the ledger holds every task of this plan."""
         return self._ledger.meta(_ENQUEUED) == self._plan.plan_id
 
-    def add(self, is_asked: Callable[[], bool] = lambda: False) -> int:
+    def add(
+        self,
+        is_asked: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> int:
         """List the next tasks, inside a transaction; how many of them are new.
 
-        ``is_asked``: whether a signal has come, which ends the turn.
+        ``is_asked``: whether a signal has come, which ends the turn. ``meanwhile`` is called now
+        and then where the last of them take long.
         """
         before, num_new = self._num_listed, 0
+        if before == 0 and self._plan.is_distinct and self._plan.total >= _LARGE_PLAN:
+            self._ledger.forget_keys()
         end_s = time.monotonic() + _MOST_S
         while self.goes_on and self._num_listed - before < self._count:
-            counted = itertools.count()
-            # Not a list: a chunk of encoded tasks would be the largest thing in memory.
-            piece = itertools.islice(self._plan.feed, _PIECE)
-            num_new += self._ledger.add_tasks(task for task, _ in zip(piece, counted, strict=False))
-            num_listed = next(counted)
+            # Not the whole of what is listed in a turn: it would be the largest thing in memory.
+            piece = list(itertools.islice(self._plan.feed, _PIECE))
+            num_new += self._ledger.list_tasks(piece)
+            num_listed = len(piece)
             self._num_listed += num_listed
             if num_listed < _PIECE:
+                self._ledger.index_keys(meanwhile)
                 self.end()
             if time.monotonic() > end_s or is_asked():
                 break

@@ -21,10 +21,13 @@ class Quarantine:
         self._broken: dict[int, set[str]] = {}  # by task: devices whose context broke under it
         self._blamed: dict[str, Blame] = {}  # for a failure that no other device has shown
 
-    def done(self, key: str, task: Task, out: Decisions) -> None:
-        """A device has done a task, which may put another one to blame."""
-        found = done_on(key, task, self._health, self._broken, self._policy)
-        self._put_devices(found, out)
+    def done(self, key: str, tasks: Sequence[Task], out: Decisions) -> None:
+        """A device has done these tasks, which may put another one to blame."""
+        self._health[key].succeeded()
+        for task in tasks:
+            if task.tries:  # else none has broken anything
+                found = done_on(key, task, self._health, self._broken, self._policy)
+                self._put_devices(found, out)
 
     def progressed(self, key: str) -> None:
         """Records were handled on a device since its last context broke."""

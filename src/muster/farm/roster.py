@@ -135,9 +135,9 @@ class Roster:
         return [*self._by_device.get(device_key, ())]
 
     def give(self, worker: Worker, tasks: Iterable[Task]) -> None:
-        for task in tasks:
-            worker.in_flight[task.task_id] = task
-            self._holders[task.task_id] = worker
+        given = {task.task_id: task for task in tasks}
+        worker.in_flight.update(given)
+        self._holders.update(dict.fromkeys(given, worker))
 
     def take(self, worker: Worker, task: Task) -> None:
         """Note that the worker has the task no more."""

@@ -80,6 +80,18 @@ class Task(NamedTuple):
     priority: int = 0
 
 
+class Order(NamedTuple):
+    """A task as it reaches a worker; ``key`` is in hexadecimal."""
+
+    task_id: int
+    token: int
+    target_id: int
+    key: str
+    attempt: int
+    payload: bytes
+    tries: int = 0
+
+
 class HeldWorker(NamedTuple):
     """A worker that goes on although its coordinator has ended; its tasks in their order."""
 

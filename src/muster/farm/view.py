@@ -37,11 +37,20 @@ class Durations:
         self._m2 = 0.0
 
     def add(self, seconds: float) -> None:
-        self.count += 1
-        delta = seconds - self.mean_s
-        self.mean_s += delta / self.count
-        self._m2 += delta * (seconds - self.mean_s)
-        self.longest_s = max(self.longest_s, seconds)
+        self.add_all([seconds])
+
+    def add_all(self, lengths: Sequence[float]) -> None:
+        """Chan's formula: the mean and the sum of squares of these, joined to those of before."""
+        if not lengths:
+            return
+        num, before = len(lengths), self.count
+        mean = sum(lengths) / num
+        squares = sum([(seconds - mean) ** 2 for seconds in lengths])
+        delta = mean - self.mean_s
+        self.count = before + num
+        self.mean_s += delta * num / self.count
+        self._m2 += squares + delta * delta * before * num / self.count
+        self.longest_s = max(self.longest_s, *lengths)
 
     @property
     def variance(self) -> float:
@@ -269,11 +278,8 @@ class Picture:
         for record, again in decisions.tried:
             if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
                 self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1
-        for record in decisions.done:
-            self._ended_one(record)
-            self._durations.add(record.finished.seconds)
-        for record in [*decisions.failed, *stopped]:
-            self._ended_one(record)
+        self._durations.add_all([record.finished.seconds for record in decisions.done])
+        self._have_ended([*decisions.done, *decisions.failed, *stopped])
         self._counts[TaskState.STOPPED] += len(decisions.stopped) - len(decisions.promoted)
         self._counts[TaskState.CANCELLED] += len(decisions.cancelled)
         self._counts[TaskState.DONE] += len(decisions.done)
@@ -320,11 +326,11 @@ class Picture:
     def _ended(self) -> int:
         return sum(count for state, count in self._counts.items() if state.is_final)
 
-    def _ended_one(self, record: AttemptRecord) -> None:
-        self._memory[record.worker_id] = record.finished.peak_mib
-        self._progress.pop(record.worker_id, None)
-        count = self._ended_by_slot.get(record.worker_id, 0)
-        self._ended_by_slot[record.worker_id] = count + 1
+    def _have_ended(self, records: Sequence[AttemptRecord]) -> None:
+        for worker_id, num in Counter([record.worker_id for record in records]).items():
+            self._ended_by_slot[worker_id] = self._ended_by_slot.get(worker_id, 0) + num
+            self._progress.pop(worker_id, None)
+        self._memory.update({record.worker_id: record.finished.peak_mib for record in records})
 
     def _learn(self, record: AttemptRecord) -> None:
         """Note what an attempt says about the memory of its device."""

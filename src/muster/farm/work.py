@@ -56,9 +56,10 @@ from muster.run.session import Session
 class Work:
     """What a run asks of the farm.
 
-    ``feed`` makes the tasks lazily; ``drive``, where there is one, makes what chooses them instead.
-    ``reopens``: tasks in these states are tried again. ``has_pilots``: the executor goes on with
-    those of an earlier start. ``cluster`` and ``python`` are for the executor.
+    ``feed`` makes the tasks lazily, no two of them equal where it ``is_distinct``; ``drive``, where
+    there is one, makes what chooses them instead. ``reopens``: tasks in these states are tried
+    again. ``has_pilots``: the executor goes on with those of an earlier start. ``cluster`` and
+    ``python`` are for the executor.
     """
 
     folder: RunFolder
@@ -68,6 +69,7 @@ class Work:
     plan_id: str
     total: int
     feed: Callable[[Numbers], Iterator[NewTask]]
+    is_distinct: bool
     drive: Callable[[Numbers], Driver] | None
     policy: Policy
     slots: tuple[SlotSpec, ...]
@@ -107,6 +109,7 @@ def work_off(work: Work, beside: Beside, session: Session, *, say: Callable[[str
             policy=work.policy,
             total=0 if work.drive else work.total,
             feed=work.feed(numbers),
+            is_distinct=work.is_distinct,
             driver=None if work.drive is None else work.drive(numbers),
             plan_id=work.plan_id,
             code=work.code_id or None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -106,3 +107,15 @@ def test_the_rate_is_of_the_last_half_minute() -> None:
     for second in range(100):
         rate.add(float(second), second * (1 if second < 60 else 3))
     assert rate.per_second() == pytest.approx(3.0, rel=0.02)
+
+
+def test_lengths_that_are_added_together_count_like_single_ones() -> None:
+    lengths = [random.Random(1).lognormvariate(0, 2) for _ in range(500)]
+    durations, at = Durations(), 0
+    for size in (1, 0, 3, 200, 1, 295):
+        durations.add_all(lengths[at : at + size])
+        at += size
+    assert durations.count == len(lengths)
+    assert durations.mean_s == pytest.approx(statistics.mean(lengths), rel=1e-12)
+    assert durations.variance == pytest.approx(statistics.variance(lengths), rel=1e-9)
+    assert durations.longest_s == max(lengths)

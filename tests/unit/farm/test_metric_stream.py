@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -403,3 +404,33 @@ def test_a_wrong_value_fails_the_task_and_names_metric_and_type(tmp_path: Path) 
     run = muster.sweep(target, grid=grid, run_dir=tmp_path / "run", executor="inline")
     [row] = run.results().to_pylist()
     assert "loss is a str, which is not a number" in str(row)
+
+
+def test_threads_that_log_the_first_numbers_at_once_lose_none(tmp_path: Path) -> None:
+    for _ in range(50):
+        line = Sent()
+        task, begin = context(tmp_path, line, 1), threading.Barrier(4)
+
+        def log(name: str, task: Context = task, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            task.log(0, **{name: 1.0})
+
+        threads = [threading.Thread(target=log, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        task.end_log()
+        assert sorted(name for name, _, _ in line.rows()) == ["a", "b", "c", "d"]
+
+
+def test_a_process_of_the_task_cannot_log_the_first_numbers_either(tmp_path: Path) -> None:
+    task = context(tmp_path, Sent(), 1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            task.log(0, loss=1.0)
+        except TargetError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -21,8 +21,8 @@ from muster.farm.results import (
     store_value,
     with_logged,
 )
-from muster.farm.task import AttemptRecord, Finished, Outcome, TargetSpec
-from muster.farm.worker.perform import Order, Performer
+from muster.farm.task import AttemptRecord, Finished, Order, Outcome, TargetSpec
+from muster.farm.worker.perform import Performer
 from muster.run.folder import RunFolder
 
 KEY, HEIR = "ab" * 16, "cd" * 16

@@ -13,8 +13,8 @@ from tests.unit.farm.test_metric_stream import Sent
 
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
-from muster.farm.task import Outcome, SlotSpec, TargetSpec
-from muster.farm.worker.perform import Order, Performer
+from muster.farm.task import Order, Outcome, SlotSpec, TargetSpec
+from muster.farm.worker.perform import Performer
 from muster.run.folder import RunFolder
 
 SOURCE = """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.farm import wire
-from muster.farm.task import Finished, Outcome
+from muster.farm.task import Finished, Order, Outcome, Task
 
 TEXT = st.text(st.characters(), max_size=40)  # lone surrogates included
 HEADERS = st.lists(
@@ -72,6 +72,33 @@ def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
         message=wire.clean(sent.message),
         trace="" if is_ok else wire.clean(sent.trace),
     )
+
+
+@given(
+    st.lists(
+        st.builds(
+            Task,
+            task_id=st.integers(1, 2**40),
+            key=st.binary(min_size=1, max_size=16),
+            target_id=st.integers(1, 9),
+            payload=st.binary(max_size=300),
+            group=st.integers(0, 2**56),
+            token=st.integers(1, 1000),
+            tries=st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=700,
+    ),
+    st.booleans(),
+)
+def test_tasks_arrive_as_they_were_sent(tasks: list[Task], together: bool) -> None:
+    [(header, body)] = wire.unpack(bytearray(wire.pack_tasks(tasks, together=together)))
+    assert header[0] == wire.TASKS
+    orders = [
+        Order(t.task_id, t.token, t.target_id, t.key.hex(), t.token, t.payload, t.tries)
+        for t in tasks
+    ]
+    assert wire.read_tasks(header, body) == (orders, together)
 
 
 @pytest.mark.parametrize("letter", ["a", "\x00", "é", "🙂", '"', "\udcff"])

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ from muster.search.spec import SearchSpec
 #: This many tasks of a recipe are checked before the start, in a tenth of a second; the others as
 #: they are listed.
 _LOOKED_AT = 50_000
+#: Tasks of a space, so that most of their making is not done one by one.
+_MADE_AT_ONCE = 500
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -260,8 +262,10 @@ def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workloa
         number, make = numbers[spec.name], payload_and_key(spec.name)
         if not spec.is_batched:
             key_of = key_of_payload(spec.name)
-            urgent = zip(space.payloads(), space.priorities(), strict=False)
-            yield from (NewTask(key_of(text), number, text, 0, one) for text, one in urgent)
+            payloads, priorities = space.payloads(), space.priorities()
+            while some := list(islice(payloads, _MADE_AT_ONCE)):
+                keys = map(key_of, some)
+                yield from map(NewTask, keys, repeat(number), some, repeat(0), priorities)
             return
         for params, priority in zip(space, space.priorities(), strict=False):
             payload, key = make(params)

@@ -29,8 +29,8 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.task import Finished, SlotSpec, Task
-from muster.farm.worker.perform import Order, Performer, describe
+from muster.farm.task import Finished, Order, SlotSpec, Task
+from muster.farm.worker.perform import Performer, describe
 
 
 class InlineExecutor:

@@ -184,16 +184,7 @@ class LocalExecutor:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        frames = [
-            wire.pack(
-                [wire.TASK, t.task_id, t.token, t.target_id, t.key.hex(), t.token, t.tries],
-                t.payload,
-            )
-            for t in tasks
-        ]
-        if together:
-            frames.insert(0, wire.pack([wire.TOGETHER, len(tasks)]))
-        worker.channel.send(b"".join(frames))
+        worker.channel.send(wire.pack_tasks(tasks, together=together))
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         worker = self._workers.get(worker_id)
@@ -305,9 +296,7 @@ class LocalExecutor:
         for header, body in worker.channel.receive():
             match header[0]:
                 case wire.RESULT:
-                    item = wire.read_finished(header, body)
-                    worker.tasks_end = max(worker.tasks_end, item.log_end)
-                    finished.append(item)
+                    finished.append(wire.read_finished(header, body))
                 case wire.PROGRESS:
                     events.append(Progress(worker.worker_id, *header[1:]))
                 case wire.METRICS:
@@ -318,6 +307,7 @@ class LocalExecutor:
                     events.append(Divided(worker.worker_id, header[1], header[2], kept, given))
                 case wire.RETURNED:
                     if finished:
+                        worker.tasks_end = max(worker.tasks_end, finished[-1].log_end)
                         events.append(Results(worker.worker_id, finished))
                         finished = []
                     ids = [int(text) for text in body.decode().split(",") if text]
@@ -331,6 +321,7 @@ class LocalExecutor:
                     trace = body.decode("utf-8", "replace")
                     events.append(TargetBroken(worker.worker_id, header[1], trace))
         if finished:
+            worker.tasks_end = max(worker.tasks_end, *(item.log_end for item in finished))
             worker.is_of_past = True
             worker.spare_at = None  # it ended as it was told
             events.append(Results(worker.worker_id, finished))

@@ -318,6 +318,7 @@ def _restore(path: Path, home: Path, at_home: _AtHome) -> None:
 
 
 def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
+    ledger.index_keys()  # lines name tasks by them
     for line in lines:
         if isinstance(line, Started):
             ledger.worker_started(*line)

@@ -14,10 +14,14 @@ from pathlib import Path
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import LedgerError, MusterError
 
-#: What this muster reads. A ledger is made with format 1 and gets the other with its first stopped
-#: task: older musters read all others.
-FIRST_VERSION, WITH_STOPPED = 1, 2
-SCHEMA_VERSION = WITH_STOPPED
+#: What this muster reads. A ledger is made with format 1 and gets the second with its first stopped
+#: task: older musters read all others. The third is that of a ledger whose large plan is being
+#: listed, without an index of its keys (`KEYS`): older musters would add its tasks again.
+FIRST_VERSION, WITH_STOPPED, WITHOUT_KEYS = 1, 2, 3
+SCHEMA_VERSION = WITHOUT_KEYS
+
+#: Tasks are told apart by it. In ledgers of older musters it is a part of the table.
+KEYS = "CREATE UNIQUE INDEX tasks_key ON tasks (key)"
 
 #: Added to ledgers that were made without it; older musters read and write them as before. A worker
 #: imports its target once, so the code of an attempt is that of its worker.
@@ -40,12 +44,12 @@ SEARCH_TABLE = (
     "(id INTEGER PRIMARY KEY, kind TEXT NOT NULL, task_id INTEGER, body BLOB NOT NULL)"
 )
 
-TABLES = """
+TABLES = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE targets (target_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE tasks (
     task_id INTEGER PRIMARY KEY,
-    key BLOB NOT NULL UNIQUE,
+    key BLOB NOT NULL,
     target_id INTEGER NOT NULL,
     payload BLOB NOT NULL,
     grp INTEGER NOT NULL DEFAULT 0,
@@ -54,8 +58,9 @@ CREATE TABLE tasks (
     token INTEGER NOT NULL DEFAULT 0,
     tries INTEGER NOT NULL DEFAULT 0
 );
+{KEYS};
 CREATE INDEX tasks_ready ON tasks (priority DESC, grp, task_id) WHERE state = 0;
-CREATE INDEX tasks_not_done ON tasks (state) WHERE state <> 2;
+CREATE INDEX tasks_unlike ON tasks (state) WHERE state > 2;
 CREATE TABLE workers (
     worker_id INTEGER PRIMARY KEY,
     slot_id INTEGER NOT NULL,
@@ -162,6 +167,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
         damage = database.execute("SELECT count(*) FROM meta").fetchone()
         assert damage is not None
         add_worker_code(database)
+        if version_of(database) == WITHOUT_KEYS:  # a coordinator died while it listed its plan
+            database.execute("BEGIN IMMEDIATE")
+            add_keys(database)
+            database.execute("COMMIT")
         return database
 
 
@@ -181,6 +190,28 @@ def add_metrics(database: sqlite3.Connection) -> None:
     if not has_metrics(database):
         for statement in METRICS.strip().split(";")[:-1]:  # a script would commit
             database.execute(statement)
+
+
+def version_of(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def drop_keys(database: sqlite3.Connection) -> bool:
+    """Take the index of keys away, so that many tasks are listed faster; returns whether there was
+    one to take. Within a transaction.
+    """
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = 'tasks_key'"
+    if database.execute(sql).fetchone() is None:
+        return False  # it is a part of the table
+    database.execute("DROP INDEX tasks_key")
+    database.execute(f"PRAGMA user_version = {WITHOUT_KEYS}")
+    return True
+
+
+def add_keys(database: sqlite3.Connection) -> None:
+    """Make the index of keys again. Within a transaction."""
+    database.execute(KEYS)
+    database.execute(f"PRAGMA user_version = {FIRST_VERSION}")
 
 
 def has_metrics(database: sqlite3.Connection) -> bool:
@@ -227,7 +258,7 @@ def _connect_read_only(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _check_version(database: sqlite3.Connection, path: Path) -> None:
-    version = database.execute("PRAGMA user_version").fetchone()[0]
+    version = version_of(database)
     if version > SCHEMA_VERSION:
         database.close()
         raise LedgerError(

@@ -315,15 +315,12 @@ class LedgerQueries:
 
     def _results(self, ids: Sequence[int]) -> tuple[Sequence[Any], ...]:
         """Of each of these tasks, which follow each other: token, value, whether it has files."""
-        rows = self._db.execute(
-            "SELECT task_id, token, value, files FROM results WHERE task_id BETWEEN ? AND ? "
-            "ORDER BY task_id",
-            (ids[0], ids[-1]),
-        ).fetchall()
-        if len(rows) == len(ids):
-            numbers, *columns = zip(*rows, strict=True)
-            if numbers == ids:
-                return tuple(columns)
+        where = "FROM results WHERE task_id BETWEEN ? AND ? ORDER BY task_id", (ids[0], ids[-1])
+        if ids[-1] - ids[0] + 1 == len(ids):
+            rows = self._all(f"SELECT token, value, files {where[0]}", *where[1])
+            if len(rows) == len(ids):  # then these are theirs
+                return tuple(zip(*rows, strict=True))
+        rows = self._all(f"SELECT task_id, token, value, files {where[0]}", *where[1])
         known = {row[0]: row[1:] for row in rows}
         return tuple(zip(*(known.get(number, _NO_RESULT) for number in ids), strict=True))
 

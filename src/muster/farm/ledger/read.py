@@ -136,12 +136,20 @@ class LedgerReader(LedgerQueries):
         self._db.close()
 
     def counts(self) -> dict[TaskState, int]:
-        """Tasks by state. Done and stopped ones have results, whose count is an index scan."""
-        sql = "SELECT state, count(*) FROM tasks WHERE state <> 2 GROUP BY state"
-        rows: dict[int, int] = dict(self._all(sql))
-        results = self._all("SELECT count(*) FROM results")[0][0]
-        rows[TaskState.DONE.value] = results - rows.get(TaskState.STOPPED.value, 0)
-        return {state: rows.get(state.value, 0) for state in TaskState}
+        """Tasks by state. Done and stopped ones have results, whose count is an index scan, and so
+        is that of waiting ones and of those that ended in another way; the rest is claimed.
+        """
+        # The index of an older ledger is of all that is not done, and is used where that is said.
+        sql = "SELECT state, count(*) FROM tasks WHERE state > 2 AND state <> 2 GROUP BY state"
+        with self._one_state():
+            counts: dict[int, int] = dict(self._all(sql))
+            results = self._all("SELECT count(*) FROM results")[0][0]
+            ready = self._all("SELECT count(*) FROM tasks WHERE state = 0")[0][0]
+            known = self.num_tasks()
+        counts[TaskState.READY] = ready
+        counts[TaskState.DONE] = results - counts.get(TaskState.STOPPED, 0)
+        counts[TaskState.CLAIMED] = known - sum(counts.values())
+        return {state: counts.get(state, 0) for state in TaskState}
 
     def states(self) -> list[TaskState]:
         """The state of every task in the order of the plan."""

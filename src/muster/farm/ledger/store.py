@@ -17,18 +17,24 @@ import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
     SEARCH_TABLE,
     WITH_STOPPED,
+    WITHOUT_KEYS,
+    add_keys,
     add_metrics,
     create,
+    drop_keys,
     explained,
     open_writer,
+    version_of,
 )
 from muster.farm.ledger.queries import (
     ADDED,
@@ -42,15 +48,41 @@ from muster.farm.ledger.queries import (
     MetricRow,
     SearchRow,
 )
-from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 
 #: The meta value that names the tasks which are cancelled and have not ended yet.
 CANCELLING = "cancelling"
 
 
-_ADD = "INSERT OR IGNORE INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
-#: Tasks that are added with one statement: half of the time of a statement for each of them.
-_MOST_AT_ONCE = 50
+_TASKS = "INTO tasks (key, target_id, payload, grp, priority) VALUES "
+_RESULTS = "INSERT INTO results (task_id, token, value, sha256, files) VALUES "
+_ATTEMPTS = "INSERT OR REPLACE INTO attempts VALUES "
+#: Rows that are added with one statement: half of the time of a statement for each of them.
+_AT_ONCE = 50
+#: Of SQLite's steps, while it sorts: about a tenth of a second.
+_LOOK_AFTER = 1_000_000
+
+
+#: A task of a row that has all of its fields, without a look at each.
+_TASK = cast("Callable[[tuple[Any, ...]], Task]", partial(tuple.__new__, Task))
+
+
+def _runs(rows: Sequence[Sequence[Any]], number: int, token: int) -> Iterator[tuple[int, int, int]]:
+    """First and last number and token of rows that follow each other and have the same token.
+
+    ``number`` and ``token`` say where in a row these are. Tasks are claimed and done in long runs,
+    and to change a run takes a third of the time of changing its tasks one by one.
+    """
+    if not rows:
+        return
+    first = last = rows[0][number]
+    own = rows[0][token]
+    for row in rows[1:]:
+        if row[number] != last + 1 or row[token] != own:
+            yield first, last, own
+            first, own = row[number], row[token]
+        last = row[number]
+    yield first, last, own
 
 
 class NewTask(NamedTuple):
@@ -78,6 +110,7 @@ class Ledger(LedgerQueries):
             create(path)
             database = open_writer(path)
         self._db = database
+        self._has_keys = version_of(database) != WITHOUT_KEYS
 
     def close(self) -> None:
         self._db.close()
@@ -97,6 +130,8 @@ class Ledger(LedgerQueries):
         self._has_metrics = False  # the table may go with the transaction that made it
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+        with suppress(sqlite3.Error):  # what went wrong is known already
+            self._has_keys = version_of(self._db) != WITHOUT_KEYS
 
     # ------------------------------------------------------------------ the plan
 
@@ -128,13 +163,56 @@ class Ledger(LedgerQueries):
 
     def add_tasks(self, tasks: Iterable[NewTask]) -> int:
         """Insert what is not there yet; returns how many were new."""
+        self.index_keys()
+        return self._insert("INSERT OR IGNORE", tasks)
+
+    def list_tasks(self, tasks: Iterable[NewTask]) -> int:
+        """`add_tasks` of a plan; between `forget_keys` and `index_keys` without a look whether
+        they are there.
+        """
+        return self._insert("INSERT OR IGNORE" if self._has_keys else "INSERT", tasks)
+
+    def _insert(self, how: str, tasks: Iterable[NewTask]) -> int:
         with explained(self.path, "write"):
             before = self._db.total_changes
-            tasks = iter(tasks)
-            while some := list(itertools.islice(tasks, _MOST_AT_ONCE)):
-                values = list(itertools.chain.from_iterable(some))
-                self._db.execute(_ADD + ", (?, ?, ?, ?, ?)" * (len(some) - 1), values)
+            self._add_rows(f"{how} {_TASKS}", "(?, ?, ?, ?, ?)", tasks)
             return self._db.total_changes - before
+
+    def _add_rows(self, into: str, row: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows to a table. What is the same in all of them is a part of ``row``."""
+        rows = iter(rows)
+        while len(some := list(itertools.islice(rows, _AT_ONCE))) == _AT_ONCE:
+            values = list(itertools.chain.from_iterable(some))
+            self._db.execute(into + row + f", {row}" * (_AT_ONCE - 1), values)
+        self._db.executemany(into + row, some)
+
+    def forget_keys(self) -> None:
+        """Have no index of keys while an empty ledger gets a large plan of different tasks.
+
+        Keys are as good as random: each that is added to a large index changes another page of it,
+        which is written twice. To sort all of them once costs a tenth. A ledger is left without it
+        only where its coordinator dies meanwhile; whoever opens it next to write makes it.
+        """
+        if self.last_task() == 0:
+            with explained(self.path, "write"):
+                self._has_keys = not drop_keys(self._db)
+
+    def index_keys(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """``meanwhile`` is called now and then: it takes a second for a million tasks."""
+        if self._has_keys:
+            return
+
+        def look() -> int:
+            meanwhile()
+            return 0  # go on
+
+        self._db.set_progress_handler(look, _LOOK_AFTER)
+        try:
+            with explained(self.path, "write"):
+                add_keys(self._db)
+        finally:
+            self._db.set_progress_handler(None, 0)
+        self._has_keys = True
 
     def note_added(self, first: int, said: Sequence[str], listed: str = "") -> None:
         """Note that the tasks from number ``first`` on are no part of the plan, see ``added``."""
@@ -236,20 +314,15 @@ class Ledger(LedgerQueries):
         """Take up to ``count`` ready tasks, most urgent first, each with a new token."""
         with explained(self.path, "write"):
             rows = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, priority "
-                "FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                "SELECT task_id, key, target_id, payload, grp, token + 1, tries, 0, '', 0, 0, "
+                "priority FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
                 (count,),
             ).fetchall()
             self._db.executemany(
-                "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?",
-                [(row[5], row[0]) for row in rows],
+                "UPDATE tasks SET state = 1, token = ? WHERE task_id BETWEEN ? AND ?",
+                [(token, first, last) for first, last, token in _runs(rows, 0, 5)],
             )
-        tasks = (Task(*row[:7]) for row in rows)
-        urgent = [row[7] for row in rows]
-        return [
-            task._replace(priority=priority) if priority else task
-            for task, priority in zip(tasks, urgent, strict=True)
-        ]
+        return list(map(_TASK, rows))
 
     def retoken(self, tasks: Iterable[Task]) -> None:
         """Write the new tokens of claims that are handed out again after their holder vanished."""
@@ -277,21 +350,23 @@ class Ledger(LedgerQueries):
         """
         with explained(self.path, "write"):
             changed = self._db.executemany(
-                "UPDATE tasks SET state = 2 WHERE task_id = ? AND token = ? AND state = 1",
-                [(r[0], r[1]) for r in records],
+                "UPDATE tasks SET state = 2 "
+                "WHERE task_id BETWEEN ? AND ? AND token = ? AND state = 1",
+                _runs(records, 0, 1),
             ).rowcount
             if changed != len(records):
                 raise sqlite3.IntegrityError(
                     f"results of {len(records)} attempts do not match the tokens in the ledger; "
                     "another program has changed it"
                 )
-            self._db.executemany(
-                "INSERT INTO results (task_id, token, value, sha256, files) VALUES (?, ?, ?, ?, ?)",
-                [
-                    (r[0], r[1], value, sha, r[3].files)
-                    for r, (value, sha) in zip(records, values, strict=True)
-                ],
-            )
+            plain, rows = [], []
+            for record, (value, sha) in zip(records, values, strict=True):
+                if sha is None and not record[3].files:
+                    plain.append((record[0], record[1], value))
+                else:
+                    rows.append((record[0], record[1], value, sha, record[3].files))
+            self._add_rows(_RESULTS, "(?, ?, ?, NULL, 0)", plain)
+            self._db.executemany(_RESULTS + "(?, ?, ?, ?, ?)", rows)
         self._insert_attempts(records)
 
     def record_failed(self, records: Sequence[AttemptRecord]) -> None:
@@ -309,6 +384,7 @@ class Ledger(LedgerQueries):
 
         ``has_files``: whether earlier attempts of those that only waited have left any.
         """
+        self.index_keys()
         with explained(self.path, "write"):
             self._db.execute(f"PRAGMA user_version = {WITH_STOPPED}")
             changed = self._db.executemany(
@@ -395,8 +471,11 @@ class Ledger(LedgerQueries):
             )
 
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
-        rows = []
+        plain, rows = [], []
         for task_id, token, worker_id, f in records:
+            if f.outcome is Outcome.OK and not f.message and f.signal is None:
+                plain.append((task_id, token, worker_id, *f[3:5], f.peak_mib, f[5], f[6]))
+                continue
             failure_id = None if f.outcome in ("ok", "stopped") else self._failure_id(f)
             rows.append(
                 (
@@ -405,9 +484,8 @@ class Ledger(LedgerQueries):
                 )
             )  # fmt: skip
         with explained(self.path, "write"):
-            self._db.executemany(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
+            self._add_rows(_ATTEMPTS, "(?, ?, ?, ?, ?, 'ok', NULL, ?, ?, ?, NULL, NULL)", plain)
+            self._db.executemany(_ATTEMPTS + "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _failure_id(self, finished: Finished) -> int:
         mark = fingerprint(finished)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"
+#: Of a context's gatherer: several threads of a task may log their first numbers at once.
+_MAKING = threading.Lock()
 
 
 class MadeRoom(BaseException):
@@ -68,7 +72,6 @@ class Context:
         """
         self.device = device
         self.seed: int | None = params.get("seed")
-        self.run = folder.name
         self.task = key[:12]
         self.attempt = attempt
         self.params = params
@@ -79,13 +82,14 @@ class Context:
         self._task_id = task_id
         self._token = token
         self._line = line
-        self._gatherer = Gatherer(task_id, token, line)
+        self._pid = os.getpid()
+        self._gathering: Gatherer | None = None
         self._follower: Follower | None = None
         self._joint: JointGatherer | None = None
         self._others: Sequence[Context] = ()  # of the other tasks of this call
         self._goal = goal
         self._rungs = list(rungs)
-        self._first_rung = min(rungs, default=math.inf)
+        self._first_rung = min(rungs) if rungs else math.inf
         self._at_rung: tuple[str, int, float, float] | None = None  # the last point from there on
         self._has_restored = False
         self._reported_s = 0.0
@@ -94,6 +98,19 @@ class Context:
         self.command_peak_mib: float | None = None
         #: Whether the task has asked and heard that a search ends it early.
         self.knows_its_end = False
+
+    @property
+    def run(self) -> str:
+        return self._run_folder.name
+
+    @property
+    def _gatherer(self) -> Gatherer:
+        """Made when the first numbers are logged: most tasks log none, and many are short."""
+        if self._gathering is None:
+            with _MAKING:
+                if self._gathering is None:
+                    self._gathering = Gatherer(self._task_id, self._token, self._line, self._pid)
+        return self._gathering
 
     @property
     def folder(self) -> Path:
@@ -195,7 +212,8 @@ class Context:
         """Send what was logged and has not been sent; called when the task has ended."""
         if self._follower is not None:
             self._follower.__exit__()
-        self._gatherer.end()
+        if self._gathering is not None:
+            self._gathering.end()
 
     def report(self, progress: float | str | None = None, message: object = "") -> None:
         """Show progress on the live display: a share from 0 to 1, a message, or both.

@@ -34,7 +34,8 @@ class Gatherer:
     Its methods may be called from any thread of this process.
     """
 
-    def __init__(self, task_id: int, token: int, line: Line) -> None:
+    def __init__(self, task_id: int, token: int, line: Line, pid: int | None = None) -> None:
+        """``pid``: the process of the attempt, the only one that may log; None: this one."""
         self._task_id = task_id
         self._token = token
         self._line = line
@@ -44,7 +45,7 @@ class Gatherer:
         self._sent: deque[tuple[int, bytes]] = deque()  # serial and body, not yet confirmed
         self._thread: threading.Thread | None = None
         self._ended: threading.Event | None = None  # made with the thread: most tasks log nothing
-        self._pid = os.getpid()
+        self._pid = os.getpid() if pid is None else pid
         self._start = 0  # how often the attempt had begun anew
         self._others: Sequence[Gatherer] = ()  # whose points leave with these
         self._leaves_alone = True

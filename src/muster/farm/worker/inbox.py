@@ -11,17 +11,19 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
 
 from muster.base.held_memory import tree
 from muster.farm import canonical, wire
+from muster.farm.task import Order
 
 _CHUNK = 1 << 18
 
-Message = tuple[list[Any], bytes]
+#: A task, the tasks of one call, or None: the worker is to end.
+Entry = Order | list[Order] | None
 #: How a task is told to end early: at once, or at its next checkpoint.
 Halt = Literal["stop", "pause"]
 
@@ -31,9 +33,8 @@ class Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._orders: deque[list[Message]] = deque()
-        self._call: list[Message] = []
-        self._arrived = threading.Condition()
+        self._setup: SimpleQueue[bytes] = SimpleQueue()
+        self._entries: SimpleQueue[Entry] = SimpleQueue()
         self._sending = threading.Lock()
         self._wish = (0, 0)
         self.num_sent = 0  # frames of metrics
@@ -46,12 +47,13 @@ class Inbox:
     def start(self) -> None:
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
 
-    def take(self) -> list[Message]:
-        """One message, or for a joint call its head and all of its tasks."""
-        with self._arrived:
-            while not self._orders:
-                self._arrived.wait()
-            return self._orders.popleft()
+    def take_setup(self) -> bytes:
+        """What the worker is told first: what it will run, and where."""
+        return self._setup.get()
+
+    def take(self) -> Entry:
+        """What is to be done next; it waits for that."""
+        return self._entries.get()
 
     def wanted(self, task_id: int) -> int:
         """How many other workers wait for a part of this task."""
@@ -104,46 +106,49 @@ class Inbox:
             if not data:
                 end_with_coordinator()
             buffer += data
-            for message in list(wire.unpack(buffer)):
-                if message[0][0] == wire.REVOKE:
-                    self._revoke()
-                elif message[0][0] == wire.WARN:
-                    self.is_warned = True
-                elif message[0][0] == wire.CONFIRMED:
-                    self.confirmed = max(self.confirmed, message[0][1])
-                elif message[0][0] == wire.STOP_TASK:
-                    self._halt(*message[0][1:])
-                elif message[0][0] == wire.SHARE:
-                    _, task_id, others = message[0]
-                    self._wish = (task_id, others)
-                else:
-                    self._add(message)
+            for header, body in wire.unpack(buffer):
+                self._hear(header, body)
 
-    def _add(self, message: Message) -> None:
-        if message[0][0] == wire.TASK:
-            self._halted.pop(message[0][1], None)  # of an earlier attempt
-        if self._call or message[0][0] == wire.TOGETHER:
-            self._call.append(message)
-            num_tasks = self._call[0][0][1]
-            if len(self._call) <= num_tasks:
-                return
-            order, self._call = self._call, []
-        else:
-            order = [message]
-        with self._arrived:
-            self._orders.append(order)
-            self._arrived.notify()
+    def _hear(self, header: list[Any], body: bytes) -> None:
+        match header[0]:
+            case wire.TASKS:
+                self._add(*wire.read_tasks(header, body))
+            case wire.REVOKE:
+                self._revoke()
+            case wire.WARN:
+                self.is_warned = True
+            case wire.CONFIRMED:
+                self.confirmed = max(self.confirmed, header[1])
+            case wire.STOP_TASK:
+                self._halt(*header[1:])
+            case wire.SHARE:
+                self._wish = (header[1], header[2])
+            case wire.SETUP:
+                self._setup.put(body)
+            case wire.STOP:
+                self._entries.put(None)
+
+    def _add(self, orders: list[Order], together: bool) -> None:
+        if self._halted:  # of an earlier attempt
+            for order in orders:
+                self._halted.pop(order.task_id, None)
+        for entry in [orders] if together else orders:
+            self._entries.put(entry)
 
     def _revoke(self) -> None:
         """Hand back the tasks that have not begun; they leave the queue, so they cannot begin."""
         returned: list[int] = []
-        with self._arrived:
-            for _ in range(len(self._orders)):
-                order = self._orders.popleft()
-                if order[0][0][0] in (wire.TASK, wire.TOGETHER):
-                    returned += [header[1] for header, _ in order if header[0] == wire.TASK]
+        is_to_end = False
+        with suppress(Empty):
+            while True:
+                entry = self._entries.get_nowait()
+                if entry is None:
+                    is_to_end = True
                 else:
-                    self._orders.append(order)
+                    orders = [entry] if isinstance(entry, Order) else entry
+                    returned += [order.task_id for order in orders]
+        if is_to_end:
+            self._entries.put(None)
         self.send(wire.pack([wire.RETURNED], ",".join(map(str, returned)).encode()))
 
 

@@ -31,13 +31,15 @@ class TaskLog:
         self._streams = (sys.stdout, sys.stderr)
         # A task may close or redirect its output; the next one's goes into the log again.
         self._kept: tuple[int, ...] = tuple(map(os.dup, (0, 1, 2))) if path is not None else ()
-        self._files = tuple(map(_file_behind, self._kept))
         self.start = self.position()
 
     def position(self) -> int:
+        """How large the log is. To go to its end costs a third of asking for its size, and it is
+        only added to, so that nobody minds where one stands in it.
+        """
         if self._path is None:
             return 0
-        return os.fstat(self._kept[1]).st_size
+        return os.lseek(self._kept[1], 0, os.SEEK_END)
 
     def begin(self) -> int:
         self.start = self.position()
@@ -67,12 +69,23 @@ class TaskLog:
 
     def _restore(self) -> None:
         for number, kept in enumerate(self._kept):
-            try:
-                is_ours = _file_behind(number) == self._files[number]
-            except OSError:
-                is_ours = False
-            if not is_ours:
-                os.dup2(kept, number)
+            os.dup2(kept, number)  # in less time than it takes to see whether it is needed
+        if not self._are_untouched():
+            self._renew_streams()
+
+    def _are_untouched(self) -> bool:
+        """Whether the streams are still those of the last task; what they hold is written then."""
+        out, err = self._streams
+        if sys.stdout is not out or sys.stderr is not err:
+            return False
+        try:
+            out.flush()
+            err.flush()
+        except Exception:  # closed, or of the task's own making
+            return False
+        return not (out.closed or err.closed)
+
+    def _renew_streams(self) -> None:
         for name, stream in zip(("stdout", "stderr"), self._streams, strict=True):
             with suppress(Exception):  # anything may stand there by now
                 getattr(sys, name).flush()
@@ -112,11 +125,6 @@ class Place:
             is_here = False
         if not is_here:
             os.chdir(self._folder)
-
-
-def _file_behind(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
 
 
 def _reopened(number: int) -> TextIO:

@@ -21,10 +21,10 @@ from muster.base.device_faults import why_unfit
 from muster.base.errors import MusterError
 from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import canonical, wire
-from muster.farm.task import TargetSpec
+from muster.farm.task import Order, TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox, InboxLine
-from muster.farm.worker.perform import Order, Performer, describe
+from muster.farm.worker.perform import Performer, describe
 from muster.run.folder import RunFolder
 
 _LEAVE_S = 3.0
@@ -46,8 +46,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     inbox = Inbox(_connect(argv[0]))
     inbox.start()
-    [(_, body)] = inbox.take()
-    setup = canonical.decode(body)
+    setup = canonical.decode(inbox.take_setup())
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 
@@ -84,20 +83,17 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(inbox: Inbox, performer: Performer) -> None:
-    while True:
-        (header, body), *tasks = inbox.take()
-        if header[0] == wire.TASK:
-            finished = performer.run(_order(header, body))
-            inbox.send(wire.pack_finished(finished))
+    while (entry := inbox.take()) is not None:
+        if isinstance(entry, Order):
+            finished = performer.run(entry)
+            inbox.send(wire.pack_finished(finished))  # the next task may end this process
             if finished.poisoned:
                 return  # the coordinator starts a fresh process on this device
-        elif header[0] == wire.TOGETHER:
-            all_finished = performer.run_together([_order(*task) for task in tasks])
+        else:
+            all_finished = performer.run_together(entry)
             inbox.send(b"".join(map(wire.pack_finished, all_finished)))
             if any(finished.poisoned for finished in all_finished):
                 return
-        elif header[0] == wire.STOP:
-            return
 
 
 def _leave() -> int:
@@ -113,11 +109,6 @@ def _leave_signals_to_the_pilot() -> None:
     """
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
-
-
-def _order(header: list[object], body: bytes) -> Order:
-    _, task_id, token, target_id, key, attempt, tries = header
-    return Order(task_id, token, target_id, key, attempt, body, tries)  # type: ignore[arg-type]
 
 
 def _connect(text: str) -> socket.socket:

@@ -23,6 +23,8 @@ _FIRST_LOOK_S, _LONGEST_S = 0.01, 0.5
 #: To ask the kernel takes a tenth of that: what so short a task gets is not told, nor is it told of
 #: the next task.
 _TOO_SHORT_S = 1e-4
+#: So short tasks that follow each other within this time begin with the same.
+_STRETCH_S = 1e-3
 _SELF = Path("/proc/self")
 _STATM_BYTES = 256
 _PAGE_MIB = mmap.PAGESIZE / 2**20
@@ -34,13 +36,15 @@ class Peak:
     Where CUDA is in use it is the device's memory, else this process's resident set. Reading the
     latter's peak costs more than a short task, and a process that had no page fault has got no
     memory: its peak is then what it began with. So is that of a task of less than 0.1 ms, whatever
-    it got.
+    it got; and the kernel is asked what such a task begins with once in a millisecond, so that a
+    longer one behind it may be charged with what can be got, and given back, in 0.1 ms.
     """
 
     def __init__(self) -> None:
         self._resident = 0.0  # MiB; 0 where it is not known
         self._faults = -1  # until the last time that the kernel was made to forget
         self._has_grown = True  # since then, as far as is known
+        self._looked_s = -math.inf  # by the clock of `time.perf_counter`
         self._size: int | None = None  # a descriptor
         with suppress(OSError):
             self._size = os.open(_SELF / "statm", os.O_RDONLY)
@@ -52,8 +56,13 @@ class Peak:
 
     def begin(self) -> None:
         """Start a new peak from here on, where the kernel can forget the last one."""
+        now = time.perf_counter()
+        if now - self._looked_s < _STRETCH_S and not self._has_grown:
+            return
+        self._looked_s = now
         resident = self._resident_now()
-        if self._has_grown or not resident or resident != self._resident:
+        is_as_it_was = resident == self._resident and 0 < self._faults == _page_faults()
+        if self._has_grown or not resident or not is_as_it_was:
             with suppress(OSError):
                 (_SELF / "clear_refs").write_text("5")
             self._resident, self._faults = self._resident_now(), _page_faults()
@@ -76,8 +85,10 @@ class Peak:
             return peak, True
         if sys.platform == "win32":
             return None, False
+        if self._resident and seconds < _TOO_SHORT_S:
+            return self._resident, False
         self._has_grown = not 0 < self._faults == _page_faults()
-        if self._resident and (seconds < _TOO_SHORT_S or not self._has_grown):
+        if self._resident and not self._has_grown:
             return self._resident, False
         self._has_grown = True
         _, highest = _resident_mib("self")

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.base.device_faults import (
     BrokenContext,
@@ -28,7 +28,7 @@ from muster.farm.batched import batch_spec_of
 from muster.farm.decisions import outcome_of_error, outcome_of_output
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
-from muster.farm.task import Finished, Outcome, TargetSpec
+from muster.farm.task import Finished, Order, Outcome, TargetSpec
 from muster.farm.template import OWN_PROGRAM
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
@@ -38,18 +38,6 @@ from muster.farm.worker.memory import Peak
 from muster.run.folder import RunFolder
 
 _TRACE_LIMIT = 20_000
-
-
-class Order(NamedTuple):
-    """A task as it reaches a worker."""
-
-    task_id: int
-    token: int
-    target_id: int
-    key: str
-    attempt: int
-    payload: bytes
-    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,9 +148,12 @@ class Performer:
             self._end(),
             peak,
             value,
-            poisoned=context is not None and context.is_retiring,
-            files=context is not None and context.has_files,
-            on_device=on_device,
+            "",
+            "",
+            None,
+            context is not None and context.is_retiring,
+            context is not None and context.has_files,
+            on_device,
         )
         return finished if failure is None else failure.of(finished)
 
