@@ -8,12 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.api.earlier_work import check_code
 from muster.api.limits import refuse_to_begin
 from muster.api.options import SweepOptions
-from muster.api.runs import Run
 from muster.api.workload import Workload, as_texts, over_space, plan_id_of
 from muster.base import codec
 from muster.base.cells import moved_with
@@ -25,8 +23,6 @@ from muster.base.signals import Requests
 from muster.base.target import TargetRef
 from muster.farm.canonical import decode, encode_canonical
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.worker_process import worker_python
-from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.parameters import convert_space
 from muster.farm.space import SEED, Space
@@ -34,8 +30,10 @@ from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places
 from muster.run.folder import RunFolder, folder_for
 from muster.run.record import RunRecord, environment, new_record, plain_options
-from muster.run.session import Renew
-from muster.search.spec import SearchSpec
+
+if TYPE_CHECKING:
+    from muster.api.runs import Run
+    from muster.run.session import Renew
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -63,6 +61,8 @@ def _has_ended(folder: RunFolder, workload: Workload) -> bool:
     """Whether a start would find no task to run."""
     if not folder.ledger.exists():
         return False
+    from muster.farm.ledger.read import LedgerReader  # here, as below: a new run has no ledger
+
     with LedgerReader(folder.ledger) as ledger:
         counts = ledger.counts()
     left = (TaskState.READY, TaskState.CLAIMED, *workload.reopens)
@@ -73,6 +73,8 @@ def is_done(folder: RunFolder, workload: Workload) -> bool:
     """Whether the ledger holds all of exactly this plan, and nothing of it is left to do."""
     if not folder.ledger.exists():
         return False
+    from muster.farm.ledger.read import LedgerReader
+
     with LedgerReader(folder.ledger) as ledger:
         is_whole = ledger.meta("enqueued") == workload.plan_id
     return is_whole and _has_ended(folder, workload)
@@ -86,6 +88,10 @@ def renewal(
     ``argv``: empty for a call of the library, which keeps the command in the record. What is
     returned raises PlanMismatchError for a folder of another plan.
     """
+
+    from muster.api.earlier_work import (
+        check_code,  # here, as below: a dry run of a new run has none
+    )
 
     def renew(before: RunRecord | None) -> RunRecord:
         asked: dict[str, Any] = {
@@ -112,6 +118,8 @@ def _versions(options: SweepOptions, ours: Mapping[str, str]) -> dict[str, str]:
     """What tasks find: with --python what is in that interpreter, beside this muster."""
     if options.python is None:
         return dict(ours)
+    from muster.farm.executors.worker_process import worker_python
+
     kept = {name: version for name, version in ours.items() if name == "muster-gpu"}
     return {**worker_python(options.python), **kept}
 
@@ -137,6 +145,8 @@ def check_same_plan(
             hint=f"{grows}choose another {other} for the new plan, or begin anew with --restart, "
             "which keeps the old run.",
         )
+    from muster.api.earlier_work import check_code
+
     check_code(folder, workload.code, may_change=options.allow_changed_code)
 
 
@@ -159,6 +169,8 @@ def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     missing: set[bytes] = set()
     is_whole = False
     if folder.ledger.exists():
+        from muster.farm.ledger.read import LedgerReader
+
         with LedgerReader(folder.ledger) as ledger:
             is_whole = ledger.meta("enqueued") == plan_id_of(stored.spec)
             missing = {_setting(decode(payload), dropped) for payload in ledger.payloads()}
@@ -227,6 +239,7 @@ def stored_workload(run: Run) -> Workload:
     if "search" not in stored.fixed:
         return workload
     from muster.api.search import as_search  # few runs are searches
+    from muster.search.spec import SearchSpec
 
     known = None if targets[0].kind == "command" else look(_ref(targets[0]))
     return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.api.experiment import ExperimentFolder, find_experiment, state_of_all
 from muster.api.limits import PAUSES
 from muster.api.runs import Run, Status, find_first_stage, find_run
-from muster.api.why import array_of, job_of, word_of
+from muster.api.word import array_of, job_of, word_of
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,

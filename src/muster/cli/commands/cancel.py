@@ -8,7 +8,7 @@ from typing import Annotated
 from muster.api.experiment import find_experiment
 from muster.api.runs import Run
 from muster.api.watching import latest, open_watched
-from muster.api.why import array_of, job_of, word_of
+from muster.api.word import array_of, job_of, word_of
 from muster.base.flags import Flag
 from muster.base.shown_text import shell_word
 from muster.cli import output

@@ -19,7 +19,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
@@ -43,6 +42,7 @@ from muster.farm.ledger.queries import (
     SearchRow,
 )
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
+from muster.farm.task import NewTask as NewTask
 
 #: The meta value that names the tasks which are cancelled and have not ended yet.
 CANCELLING = "cancelling"
@@ -51,14 +51,6 @@ CANCELLING = "cancelling"
 _ADD = "INSERT OR IGNORE INTO tasks (key, target_id, payload, grp, priority) VALUES (?, ?, ?, ?, ?)"
 #: Tasks that are added with one statement: half of the time of a statement for each of them.
 _MOST_AT_ONCE = 50
-
-
-class NewTask(NamedTuple):
-    key: bytes
-    target_id: int
-    payload: bytes
-    group: int = 0
-    priority: int = 0
 
 
 class Ledger(LedgerQueries):

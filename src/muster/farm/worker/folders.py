@@ -2,8 +2,9 @@
 
 Most commands leave both of them empty. To make and to remove them may cost more than all else that
 is done for a command: on ext4 a quarter of a millisecond of a processor and more, and milliseconds
-of waiting where the disk is mounted with ``discard``. So a worker keeps two empty folders, and renames them to the place
-where the next command looks for its own. Decision 0051 says when that is safe.
+of waiting where the disk is mounted with ``discard``. So a worker keeps two empty folders, and
+renames them to the place where the next command looks for its own. Decision 0051 says when that is
+safe.
 """
 
 from __future__ import annotations
