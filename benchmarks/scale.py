@@ -53,9 +53,18 @@ from muster.farm.executors.cluster import ClusterRequest, look_every_s
 from muster.farm.executors.mailbox import HELLO, Reader, Writer, pilot_box, read_heartbeat
 from muster.farm.executors.remote import CommandReader, pack_event
 from muster.farm.executors.slurm import SlurmExecutor
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Plan, Request
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
+from muster.farm.task import (
+    AttemptRecord,
+    Finished,
+    NewTask,
+    Outcome,
+    SlotSpec,
+    TargetSpec,
+    Task,
+    TaskState,
+)
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask

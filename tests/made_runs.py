@@ -15,8 +15,8 @@ from tests.tracked import gang_folder
 
 from muster.api.start.options import SweepOptions
 from muster.farm import canonical, metrics
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
 

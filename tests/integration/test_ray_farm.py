@@ -28,7 +28,7 @@ from tests.programs import read_program
 from tests.ray_cluster import RayCluster, may_mount, wait_for
 
 import muster
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import EXIT_REQUEUE, SetupError, UsageError
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_session import (
     check_address,
@@ -355,7 +355,7 @@ def test_a_cluster_that_is_started_here_ends_with_the_run(tmp_path: Path, how: s
                 process.send_signal(signal.Signals[f"SIG{how}"])
                 process.send_signal(signal.Signals[f"SIG{how}"])
             _, said = process.communicate(timeout=300)
-        codes = {"to its end": 0, "KILL": -signal.SIGKILL}
+        codes = {"to its end": 0, "TERM": EXIT_REQUEUE, "KILL": -signal.SIGKILL}
         assert process.returncode == codes.get(how, 130), said
         wait_for(lambda: not _mentioning(scratch), 20.0)
         if how != "KILL":

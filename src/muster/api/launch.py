@@ -8,14 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from muster.api.recipe import Recipe
-from muster.api.runs import Run
-from muster.api.start.earlier_work import move_aside
-from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions, options_of_call
 from muster.api.start.placing import (
     as_wanted,
@@ -28,7 +25,6 @@ from muster.api.start.placing import (
     would_take,
 )
 from muster.api.start.services import Services, check_services, run_services, told_in_queue
-from muster.api.sweeps.housekeeping import Housekeeping
 from muster.api.sweeps.plans import (
     check_same_plan,
     choose_folder,
@@ -37,7 +33,6 @@ from muster.api.sweeps.plans import (
     refuse_past_limits,
     renewal,
 )
-from muster.api.sweeps.rehearsal import Rehearsal
 from muster.api.sweeps.search_options import SearchOptions
 from muster.api.sweeps.workload import (
     Workload,
@@ -57,21 +52,22 @@ from muster.base.target import ref_of, refuse_while_imported
 from muster.devices.placement import Placement
 from muster.farm.decisions import Policy, RetryPolicy
 from muster.farm.executors.cluster import look_every_s
-from muster.farm.executors.table import make_executor
-from muster.farm.plan import Ending
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
-from muster.farm.view import RunView
-from muster.farm.work import Work, work_off
 from muster.run.folder import RunFolder
 from muster.run.record import plain_options, read_run
-from muster.run.session import open_run
+
+if TYPE_CHECKING:
+    from muster.api.runs import Run
+    from muster.farm.plan import Ending
+    from muster.farm.view import RunView
+    from muster.farm.work import Work
 
 #: Ray's calls take some milliseconds each way, and more where its nodes are busy.
 _LEAD_ON_RAY_S = 0.15
 _LEAD_ON_FILES_S = 0.3
 
-Show = Callable[[RunView], None]
+Show = Callable[["RunView"], None]
 
 
 def _show_nothing(view: RunView) -> None:
@@ -140,6 +136,15 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
 
 def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
+    # Here, for a dry run and a wrong option need none of it: it takes as long as all of theirs.
+    from muster.api.runs import Run
+    from muster.api.start.earlier_work import move_aside
+    from muster.api.start.lending import Lending
+    from muster.api.sweeps.housekeeping import Housekeeping
+    from muster.api.sweeps.rehearsal import Rehearsal
+    from muster.farm.work import work_off
+    from muster.run.session import open_run
+
     settings = read_settings()
     folder = choose_folder(workload, options)
     placed = options
@@ -221,6 +226,9 @@ def _work(
     slots: tuple[SlotSpec, ...],
     settings: Settings,
 ) -> Work:
+    from muster.farm.executors.table import make_executor
+    from muster.farm.work import Work
+
     drive = workload.drive
     rate = _gpus_per_worker(options, slots)
     return Work(

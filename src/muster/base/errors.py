@@ -15,12 +15,10 @@ A message says what happened with which values, why it matters and what to do ne
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 _PARAMETER = re.compile(r"[A-Za-z_][\w./-]*\Z")
@@ -54,6 +52,8 @@ class UnknownNameError(UsageError):
     ``otherwise``."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+        import difflib  # here: whoever starts something loads this module, and few make a mistake
+
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         listing = ", ".join(names) if names else "none"
@@ -95,6 +95,7 @@ def how_to_install(extra: str) -> str:
     A clone that runs by PYTHONPATH is not installed; there the command names the clone.
     """
     from importlib import metadata
+    from pathlib import Path
 
     clone = Path(__file__).parents[3]
     try:

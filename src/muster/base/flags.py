@@ -67,6 +67,20 @@ def typed_flag(settings: Any, name: str) -> str:
     return "--" + (next(about, Flag()).name or flag_of(name))
 
 
+#: Between two samples of devices: below this the monitor itself would be what is measured.
+LEAST_INTERVAL_S = 0.05
+
+
+def check_interval(interval_s: float, flag: str, *, may_be_0: bool = False) -> None:
+    """Raise UsageError, naming ``flag``, for an interval that is too short; 0 may mean never."""
+    if interval_s >= LEAST_INTERVAL_S or (may_be_0 and interval_s == 0):
+        return
+    never = ", or 0 to record nothing" if may_be_0 else ""
+    raise UsageError(
+        f"{flag} {interval_s:g} is too short.", hint=f"write {LEAST_INTERVAL_S} or more{never}."
+    )
+
+
 def check_least(settings: Any, **least: float) -> None:
     """UsageError, named as the flag is, for a field of an options dataclass below its least value.
 

@@ -187,6 +187,22 @@ def reap_group(leader: int) -> None:
         reap([done.si_pid])
 
 
+def reap_orphans(but: int = 0) -> bool:
+    """Collect the exits of all children; returns whether there are any more.
+
+    For a process that gets the orphans of what it starts (`set_subreaper`), and whose only other
+    child is ``but``.
+    """
+    while True:
+        try:
+            done = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        if done is None or done.si_pid == but:
+            return True
+        reap([done.si_pid])
+
+
 def reap_adopted(sessions: Iterable[int]) -> None:
     """Collect dead children of this process that belong to one of ``sessions``."""
     if not IS_LINUX or not _has_dead_child():

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from muster.base.flags import kind_of_word
-
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
 _COLOUR_OFF = "\x1b[0m"
 #: Whole sequences: CSI (cursor, colours), strings up to their end (OSC, DCS, PM, APC), two-letter
@@ -260,6 +258,8 @@ def _split(word: str, before: str) -> tuple[str, list[str]]:
     if equals and is_secret_name(name.lstrip("-")):
         parts = (part.strip("'\" []") for part in value.split(","))
         return f"{without_secrets(name)}={HIDDEN}", [value, *parts, *_found_in(word)]
+    from muster.base.flags import kind_of_word  # here: it takes longer than all of `muster --help`
+
     # Any program's words, which nothing has parsed: what follows a flag may be its value.
     has_flag = kind_of_word(before) == "flag" and "=" not in before
     is_value = has_flag and kind_of_word(word) == "value"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 import sys
 import time
@@ -12,8 +10,6 @@ from contextlib import contextmanager, redirect_stdout
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
 
-from muster.base.clock import human_duration
-from muster.base.journal import EVENTS
 from muster.base.shown_text import clean_text, json_text, one_line
 
 if TYPE_CHECKING:
@@ -41,18 +37,21 @@ def complain(text: str) -> None:
     _print(f"muster: {text}", sys.stderr)
 
 
-class _EventLines(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        remark(f"debug: {one_line(record.getMessage())}")
-
-
 def show_events(*, are_shown: bool) -> None:
     """Every event of a run as a line on standard error, from now on or no longer."""
+    import logging  # here: most commands log nothing, and start in half of the time without
+
+    from muster.base.journal import EVENTS
+
+    class EventLines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            remark(f"debug: {one_line(record.getMessage())}")
+
     EVENTS.handlers.clear()
     EVENTS.propagate = not are_shown  # a task in this process may log to the same terminal
     EVENTS.setLevel(logging.DEBUG if are_shown else logging.NOTSET)
     if are_shown:
-        EVENTS.addHandler(_EventLines())
+        EVENTS.addHandler(EventLines())
 
 
 #: Where a document goes while standard output is kept for it.
@@ -73,6 +72,8 @@ def only_json() -> Iterator[None]:
 
 def say_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity as strings, so that it is JSON."""
+    import json
+
     text = json.dumps(_json_safe(value), indent=2, ensure_ascii=False)
     _print(json_text(text), _documents[-1] if _documents else sys.stdout)
 
@@ -343,6 +344,8 @@ def waiting_lines(view: RunView) -> dict[str, str]:
 
 
 def summary_line(name: str, counts: Mapping[str, int], elapsed_s: float) -> str:
+    from muster.base.clock import human_duration
+
     words = {"waiting": "not run", "running": "cut short", "stopped": "stopped early"}
     shown = ", ".join(
         f"{n:,} {words.get(state, state)}" for state, n in counts.items() if n or state == "done"

@@ -8,8 +8,10 @@ than the sample.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +25,13 @@ _MEMORY_V2 = 40 | 2 << 24
 
 #: nvmlComputeMode_t: who may use a GPU. The first is the usual one: everybody.
 COMPUTE_MODES: dict[int, ComputeMode] = {0: "default", 2: "prohibited", 3: "exclusive process"}
+
+
+_LIBRARY = "libnvidia-ml.so.1"
+_NO_DRIVER = (
+    f"No NVIDIA driver was found on this host (its library {_LIBRARY} is missing), "
+    "so there is no GPU to use. In a container, start it with GPU access (--gpus all)."
+)
 
 
 class Unavailable(Exception):
@@ -98,6 +107,8 @@ def why_lost(uuid: str) -> str:
 @functools.cache
 def open_library() -> Any:
     """The initialised library; a failure is not cached, so a later call tries again."""
+    if not _has_driver():
+        raise Unavailable(_NO_DRIVER)
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -112,12 +123,23 @@ def open_library() -> Any:
     return library
 
 
+def _has_driver() -> bool:
+    """Whether the library that pynvml opens is there; true where only pynvml can tell.
+
+    pynvml takes as long to import as half of a bare interpreter, in vain where there is no driver.
+    """
+    if sys.platform != "linux" or "pynvml" in sys.modules:
+        return True
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def _why_no_driver(library: Any, error: Any) -> str:
     if error.value == library.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return (
-            "No NVIDIA driver was found on this host (its library libnvidia-ml.so.1 is missing), "
-            "so there is no GPU to use. In a container, start it with GPU access (--gpus all)."
-        )
+        return _NO_DRIVER
     if error.value == library.NVML_ERROR_DRIVER_NOT_LOADED:
         return (
             "The NVIDIA driver is installed but not loaded, so no GPU can be used. "

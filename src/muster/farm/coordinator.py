@@ -14,6 +14,7 @@ from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
+from muster.farm.dispatch import may_wait
 from muster.farm.events import (
     Drain,
     Event,
@@ -34,6 +35,7 @@ from muster.farm.view import Picture
 
 #: Results that arrive within this time share one commit, or so many of them.
 GATHER_S, _FULL_COMMIT = 0.004, 256
+_MOST_GATHERED = 3  # times as long, of results that come one by one
 _VIEW_EVERY_S = 0.1
 _VIEW_PER_SLOT_S = 1e-4  # a line of it takes a twentieth of that to make
 _HOUSEKEEPING_EVERY_S = 0.5
@@ -115,7 +117,7 @@ class Coordinator:
             events, self._early = self._early, []
             events += self._executor.poll(self._patience_s())
             if events and not self._listing.goes_on and not self._fills_commit(events):
-                events += self._gather()
+                events += self._gather(events)
             now = self._now()
             events += self._outside(now)
             self._turn(events, now)
@@ -139,10 +141,15 @@ class Coordinator:
             for event in events
         )
 
-    def _gather(self) -> list[Event]:
+    def _gather(self, events: list[Event]) -> list[Event]:
         """Let results that are about to arrive join this commit."""
-        time.sleep(GATHER_S)
-        return self._executor.poll(0.0)
+        found: list[Event] = []
+        for _ in range(_MOST_GATHERED):
+            time.sleep(GATHER_S)
+            found += self._executor.poll(0.0)
+            if not may_wait([*events, *found], self._scheduler.roster, self._scheduler.pace):
+                break
+        return found
 
     def _turn(self, events: list[Event], now: float) -> None:
         steering = self._steering

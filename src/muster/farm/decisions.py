@@ -9,12 +9,14 @@ import re
 import signal as signals
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from muster.base.device_faults import looks_like_lost_device, looks_like_out_of_device_memory
-from muster.farm.events import WorkerDied
-from muster.farm.roster import Worker
 from muster.farm.task import AttemptRecord, Finished, Outcome, Task
+
+if TYPE_CHECKING:
+    from muster.farm.events import WorkerDied
+    from muster.farm.roster import Worker
 
 #: A sentence for each outcome, used on screen and in the exported table.
 REASONS: dict[Outcome, str] = {

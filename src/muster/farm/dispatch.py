@@ -7,14 +7,18 @@ so that a run does not end with one busy worker.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from muster.farm.backlog import Backlog
 from muster.farm.decisions import Decisions, Policy, Send
+from muster.farm.events import Event, Results
 from muster.farm.order import Pace
 from muster.farm.roster import Roster, Slot, Worker, runs_divisible, to_revoke
 from muster.farm.task import TargetSpec, Task
+
+#: Results that are worth a commit, however much their workers have left to do.
+_FEW = 16
 
 
 class Dispatcher:
@@ -146,6 +150,23 @@ class Dispatcher:
         if len(roster.workers) < len(roster.slots):
             open_work += len(_divisible(roster.workers.values(), self._targets, now))
         out.starts.extend(_hire(roster, now, backlog.reserved, backlog.wary, open_work))
+
+
+def may_wait(events: Iterable[Event], roster: Roster, pace: Pace) -> bool:
+    """Whether these are few results, of workers that all have enough left to do.
+
+    Those of commands come one by one, and to commit each costs a tenth of a command.
+    """
+    num_ended = Counter[int]()
+    for event in events:
+        if not isinstance(event, Results):
+            return False
+        num_ended[event.worker_id] += len(event.finished)
+    enough = max(2, pace.longest_lead() // 3)
+    return num_ended.total() < _FEW and all(
+        worker_id in roster.workers and len(roster.workers[worker_id].in_flight) - num >= enough
+        for worker_id, num in num_ended.items()
+    )
 
 
 def _take_group(

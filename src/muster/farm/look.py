@@ -11,7 +11,6 @@ import builtins
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +313,8 @@ def look(ref: TargetRef) -> Signature:
     if signature is not None:
         return signature
     check_may_run(ref)
+    import tempfile  # here: few targets cannot be read from their source
+
     with tempfile.TemporaryDirectory(prefix="muster-look-") as folder:
         # A file and not standard output, which belongs to what the module prints on import.
         answer_file = Path(folder) / "answer.json"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from muster.base.clock import Clock
 from muster.farm.decisions import Policy
 from muster.farm.events import Event
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, TaskState
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import HeldWorker, NewTask, SlotSpec, TargetSpec, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask

@@ -256,23 +256,36 @@ def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False)
 
     Does nothing for what is not there, so that doing it again is no harm.
     """
-    source, target = folder.attempt(key, token), folder.artifact(key)
-    saved = folder.saved(key)
-    if not may_go_on and saved.exists():
+    # Mostly nothing is there, and every command is looked at: a Path costs more than the look.
+    if not may_go_on and _is_there(f"{folder.checkpoints}/{key}"):
+        source, target, saved = folder.attempt(key, token), folder.artifact(key), folder.saved(key)
         # Before the rename: after a crash between the two the attempt's folder is found again.
         into = target if target.exists() and not source.exists() else source
         into.mkdir(parents=True, exist_ok=True)
         os.replace(saved, into / _free_name({path.name for path in into.iterdir()}, "checkpoint"))
-    if source.exists():
+    if _is_there(f"{folder.attempts}/{key}.{token}"):
+        source, target = folder.attempt(key, token), folder.artifact(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             shutil.rmtree(target)
         os.replace(source, target)
     if not may_go_on:
-        folder.checkpoint(key).unlink(missing_ok=True)
+        if _is_there(f"{folder.checkpoints}/{key}.ckpt"):
+            folder.checkpoint(key).unlink()
         for number in range(1, token + 1):
-            folder.points_of(key, number).unlink(missing_ok=True)
-            folder.points_of(key, number).with_suffix(".cuts").unlink(missing_ok=True)
+            if _is_there(f"{folder.points}/{key}.{number}.jsonl"):
+                points = folder.points_of(key, number)
+                # The other one last: without it this one is not looked for.
+                points.with_suffix(".cuts").unlink(missing_ok=True)
+                points.unlink()
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 #: In front of a checkpoint: u32 length, and frames of what was logged and not known to be safe.

@@ -20,9 +20,9 @@ from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Stopped
 from muster.farm.events import Event, Fetched, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
-from muster.farm.ledger.store import CANCELLING, Ledger, NewTask
+from muster.farm.ledger.store import CANCELLING, Ledger
 from muster.farm.results import whole_value
-from muster.farm.task import Task, TaskState
+from muster.farm.task import NewTask, Task, TaskState
 from muster.farm.view import Picture
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask

@@ -57,6 +57,16 @@ class Outcome(StrEnum):
         return self in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT, Outcome.LOST)
 
 
+class NewTask(NamedTuple):
+    """A task that is to be listed."""
+
+    key: bytes
+    target_id: int
+    payload: bytes
+    group: int = 0
+    priority: int = 0
+
+
 class Task(NamedTuple):
     """A claimed task in the coordinator's hands.
 

@@ -35,13 +35,14 @@ from muster.farm.executors.mailbox import (
 )
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Beside, Ending, Numbers, Plan
 from muster.farm.results import publish, store_value
 from muster.farm.steering import Driver
 from muster.farm.task import (
     AttemptRecord,
     HeldWorker,
+    NewTask,
     Outcome,
     SlotSpec,
     TargetSpec,

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Self
 
 from muster.base.clock import Clock, SystemClock
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError
 from muster.base.settings import Settings
 from muster.base.signals import handled
 from muster.devices.nvml_usage import GpuUsage, usage_source
@@ -128,10 +128,6 @@ def record(
     sink.write(rows(sampler.take(quick=True)))
 
 
-#: Below this the monitor itself would be what is measured.
-LEAST_INTERVAL_S = 0.05
-
-
 class Ticker:
     """Computes when samples are due. Pure: the caller passes the time.
 
@@ -167,16 +163,6 @@ class Ticker:
         following = max(following, self._number + 1)
         self.missed += following - self._number - 1
         self._number = following
-
-
-def check_interval(interval_s: float, flag: str, *, may_be_0: bool = False) -> None:
-    """Raise UsageError, naming ``flag``, for an interval that is too short; 0 may mean never."""
-    if interval_s >= LEAST_INTERVAL_S or (may_be_0 and interval_s == 0):
-        return
-    never = ", or 0 to record nothing" if may_be_0 else ""
-    raise UsageError(
-        f"{flag} {interval_s:g} is too short.", hint=f"write {LEAST_INTERVAL_S} or more{never}."
-    )
 
 
 #: Signals that a command may handle although the monitor does not.

@@ -20,6 +20,7 @@ runs/<name>/
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
+  spare/              empty folders that workers keep for their next commands, while they are there
   files/HOST/         with --hosts: what a program has written into its working folder on that host
   checkpoints/        <key>.ckpt of long tasks that saved one; <key>/ what a program saved, and the
                       run folder of a training that is a task, until it is done
@@ -200,6 +201,10 @@ class RunFolder:
     def attempt(self, key: str, token: int) -> Path:
         """The private folder of one attempt, published by rename when it is accepted."""
         return self.attempts / f"{key}.{token}"
+
+    def spare_of(self, worker: str) -> Path:
+        """What the names of the empty folders begin with that the worker with this log keeps."""
+        return self.path / "spare" / worker
 
     @cached_property
     def artifacts(self) -> Path:

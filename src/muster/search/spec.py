@@ -13,11 +13,8 @@ from typing import Any, Literal, get_args
 
 from muster.base import codec
 from muster.base.errors import UnknownNameError, UsageError
+from muster.search.names import Direction, SamplerName, StopRule
 from muster.search.space import Space
-
-Direction = Literal["minimize", "maximize"]
-SamplerName = Literal["random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
-StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median", "pbt"]
 
 
 @dataclass(frozen=True)

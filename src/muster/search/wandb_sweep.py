@@ -14,8 +14,9 @@ from typing import Any
 
 from muster.base.errors import UnknownNameError, UsageError, check_parameter_name
 from muster.search.distributions import Choice, Distribution, Float, Int
+from muster.search.names import Direction, SamplerName
 from muster.search.space import Axis, Space
-from muster.search.spec import Budget, Direction, Objective, SamplerName, SearchSpec, Stopping
+from muster.search.spec import Budget, Objective, SearchSpec, Stopping
 
 _OWN_WORLD = ("name", "description", "project", "entity", "job", "controller")
 _KNOWN = ("method", "metric", "parameters", "early_terminate", "run_cap", "program", "command",

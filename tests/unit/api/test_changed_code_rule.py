@@ -14,8 +14,8 @@ import pytest
 from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions, SweepOptions
 from muster.base.errors import EXIT_USAGE, PlanMismatchError
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import TaskState
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import NewTask, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, new_record, write_run
 

@@ -9,8 +9,8 @@ import pytest
 
 from muster.api.maps.publish import check_balance
 from muster.base.errors import EXIT_SETUP, SetupError
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
 

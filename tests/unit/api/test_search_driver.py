@@ -22,10 +22,10 @@ from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.results import store_value, with_logged
 from muster.farm.steering import Proposed, Steering
-from muster.farm.task import TaskState
+from muster.farm.task import NewTask, TaskState
 from muster.farm.view import Picture
 from muster.run.folder import RunFolder
 from muster.search.records import Proposal

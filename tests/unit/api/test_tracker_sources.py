@@ -17,8 +17,9 @@ from muster.api.trackers.guard import TrackerThread
 from muster.api.trackers.sources import source_of
 from muster.base.metric_log import PROCESS, mark_start
 from muster.farm.canonical import payload_and_key
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.metrics import encode
+from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, write_run
 

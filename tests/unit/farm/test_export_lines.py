@@ -7,7 +7,8 @@ from pathlib import Path
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.export import export
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 
 COMMAND = "python t.py --id {id}"

@@ -23,9 +23,9 @@ from muster.farm.events import Event, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
 from muster.farm.executors.local import LocalExecutor
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Plan, Request
-from muster.farm.task import HeldWorker, SlotSpec, TargetSpec
+from muster.farm.task import HeldWorker, NewTask, SlotSpec, TargetSpec
 from muster.run.folder import RunFolder
 
 SLOT = SlotSpec(slot_id=0, label="cpu0", devices=())

@@ -14,9 +14,9 @@ from muster.farm.coordinator import Coordinator
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Plan, Request
-from muster.farm.task import SlotSpec, TargetSpec, TaskState
+from muster.farm.task import NewTask, SlotSpec, TargetSpec, TaskState
 from muster.run.folder import RunFolder
 
 SOURCE = """

@@ -17,8 +17,8 @@ import pytest
 
 from muster.base.errors import LedgerError
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, Task, TaskState
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from muster.base.errors import LedgerError
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import NewTask
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, Task, TaskState
 
 ROWS, CHUNK = 40, 20
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())

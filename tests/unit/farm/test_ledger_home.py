@@ -26,9 +26,9 @@ from muster.farm import metrics
 from muster.farm.ledger.away import AwayLedger, open_at_home
 from muster.farm.ledger.home import Choice, Mark, choose
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.metrics import curves_of
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, TaskState
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 NUM_TASKS = 30

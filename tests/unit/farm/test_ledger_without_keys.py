@@ -17,9 +17,9 @@ import pytest
 from muster.base.errors import LedgerError
 from muster.farm.decisions import Policy
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Listing, Plan
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
 TOTAL = 60_000

@@ -17,9 +17,9 @@ from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
 from muster.farm.ledger.away import AwayLedger
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Ending, Listing, Plan, Request
-from muster.farm.task import SlotSpec, TargetSpec, TaskState
+from muster.farm.task import NewTask, SlotSpec, TargetSpec, TaskState
 from muster.run.folder import RunFolder
 
 TOTAL = 60_000

@@ -40,8 +40,8 @@ from muster.farm.executors.mailbox import (
     pilot_box,
     write_heartbeat,
 )
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import Finished, NewTask, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.work import settle, survey
 from muster.run.folder import RunFolder
 

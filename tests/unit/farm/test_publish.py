@@ -12,7 +12,7 @@ import pytest
 from tests.unit.farm.test_metric_stream import Sent
 
 from muster.base.atomic_files import write_atomic
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.results import (
     INLINE_BYTES,
     hand_on,
@@ -21,7 +21,7 @@ from muster.farm.results import (
     store_value,
     with_logged,
 )
-from muster.farm.task import AttemptRecord, Finished, Order, Outcome, TargetSpec
+from muster.farm.task import AttemptRecord, Finished, NewTask, Order, Outcome, TargetSpec
 from muster.farm.worker.perform import Performer
 from muster.run.folder import RunFolder
 

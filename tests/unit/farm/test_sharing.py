@@ -27,9 +27,9 @@ from muster.farm.events import (
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Plan
-from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
+from muster.farm.task import Finished, NewTask, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
 LONG = TargetSpec(name="long", location="long.py", attribute="count", is_divisible=True)

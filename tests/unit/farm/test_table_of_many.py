@@ -10,9 +10,9 @@ import pytest
 
 from muster.farm.canonical import encode, payload_and_key
 from muster.farm.export import export, refresh
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.rows import OtherColumns, batches
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
 NUM = 9_000

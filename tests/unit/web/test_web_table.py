@@ -13,7 +13,8 @@ from muster.api.start.options import SweepOptions
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.connect import remove
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
 from muster.web import table as tables

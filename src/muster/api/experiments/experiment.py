@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.api.experiments.file import (
     Experiment,
@@ -22,9 +22,8 @@ from muster.api.experiments.file import (
     needs,
     resolved,
 )
-from muster.api.look.why import Why, array_of, job_of, why, word_of
+from muster.api.look.word import array_of, job_of, word_of
 from muster.api.runs import Run, find_first_stage
-from muster.api.sweeps.search_state import read_search
 from muster.base.clock import SystemClock
 from muster.base.code import project_folder
 from muster.base.codec import read_record, write_json
@@ -34,6 +33,9 @@ from muster.base.settings import variable
 from muster.base.shown_text import count, is_secret_name, shell_word
 from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.session import is_held, open_run
+
+if TYPE_CHECKING:
+    from muster.api.look.why import Why
 
 FORMAT = 1
 #: The kind of an end in the journal: the phase is done, and lacks a file that it promised.
@@ -230,6 +232,8 @@ def _has_same_code(run: Run) -> bool:
 
 def why_experiment(folder: ExperimentFolder) -> Why:
     """Why it stands as it does: what holds it up, and the causes in the first phase that failed."""
+    from muster.api.look.why import Why, why  # here: a listing says no causes
+
     phases = folder.status()
     state = state_of_all(phases, is_running=folder.is_held())
     lines = tuple(f"{one.name}: {one.state}{f', {one.why}' if one.why else ''}" for one in phases)
@@ -291,6 +295,8 @@ def value_of(experiment: Experiment, folder: ExperimentFolder, phase: Phase, at:
 def best_of(run: Run, rule: str, name: str, said: str) -> Any:
     """The parameter, or else the mean result, called ``name`` of the best setting of a sweep."""
     run.expect_tasks()
+    from muster.api.sweeps.search_state import read_search
+
     search = read_search(run.folder)
     if search is not None and not rule:
         best = search.unbeaten()

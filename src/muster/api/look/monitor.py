@@ -14,12 +14,12 @@ from typing import Annotated
 from muster.api.runs import find_run
 from muster.base.clock import Clock, SystemClock
 from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, UsageError
-from muster.base.flags import Flag, parse_duration
+from muster.base.flags import Flag, check_interval, parse_duration
 from muster.base.settings import read_settings
 from muster.base.signals import ENDING
 from muster.devices.nvml_usage import usage_source
 from muster.monitor.files import SUFFIXES, DeviceSummary, Summary, read_rows
-from muster.monitor.recorder import PASSED_ON, TYPED, Ticker, Waiter, check_interval, is_at_terminal
+from muster.monitor.recorder import PASSED_ON, TYPED, Ticker, Waiter, is_at_terminal
 from muster.monitor.sample import Row, Sample, Sampler, rows
 from muster.monitor.sinks import Sink, open_sink
 

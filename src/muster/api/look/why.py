@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
+from muster.api.look.word import array_of, ended_job, job_of, word_of
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
-from muster.base.errors import MusterError, SetupError
+from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word
 from muster.farm.canonical import task_label
@@ -25,8 +25,7 @@ from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import Word, has_saved, last_word, state_of_array
-from muster.slurm.commands import living_job, read_job
+from muster.run.state import has_saved, last_word
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -177,45 +176,6 @@ def alerts(folder: RunFolder) -> Iterator[tuple[str, str]]:
             yield "bad", str(found).partition(_HINT)[0]
         elif event.get("event") not in _QUIET and event.get("text"):
             yield "paused", str(event["text"])
-
-
-def array_of(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
-    """Of a run with --array, which has no coordinator; None for any other."""
-    if not run.folder.elements_json.exists():
-        return None
-    from muster.api.slurm.array import array_progress
-
-    return array_progress(run.folder, asks_slurm=asks_slurm)
-
-
-def job_of(run: Run) -> tuple[str, JobStatus] | None:
-    """Of a run that was handed in to SLURM, its job while that lives, as far as one can ask."""
-    with suppress(SetupError):
-        return living_job(run.folder)
-    return None
-
-
-def ended_job(run: Run, found: Status, job: tuple[str, JobStatus] | None) -> str | None:
-    """The job that should have begun the run and does not live; None where one cannot tell."""
-    with suppress(SetupError):
-        if found.state == "not begun" and job is None and living_job(run.folder) is None:
-            record = read_job(run.folder)
-            return None if record is None else str(record["job_id"])
-    return None
-
-
-def word_of(
-    found: Status, array: ArrayProgress | None, job: tuple[str, JobStatus] | None = None
-) -> Word:
-    """The state of a run, also where SLURM or the elements of an array know more than it does."""
-    if job is not None and job[1].waits and found.state == "not begun":
-        return "queued"
-    if array is None:
-        return found.state
-    num_open = found.counts["waiting"] + found.counts["running"]
-    return state_of_array(
-        found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
-    )
 
 
 def _elements(array: ArrayProgress) -> str:

@@ -19,9 +19,8 @@ from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import RetryPolicy
 from muster.farm.executors.worker_process import worker_python
-from muster.farm.ledger.store import NewTask
 from muster.farm.plan import Numbers
-from muster.farm.task import Outcome, TargetSpec, TaskState
+from muster.farm.task import NewTask, Outcome, TargetSpec, TaskState
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sources.files import HASHED_WHOLE, fingerprint
 from muster.pipeline.sources.source import Selection, Source

@@ -36,9 +36,9 @@ from muster.farm.collect import (
     last_words,
 )
 from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Numbers
-from muster.farm.task import TaskState
+from muster.farm.task import NewTask, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 from muster.run.session import is_held, open_run

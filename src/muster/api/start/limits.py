@@ -15,18 +15,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from muster.base.clock import human_duration
 from muster.base.codec import read_json, write_json
 from muster.base.errors import EXIT_REQUEUE, MusterError, UsageError, check_ranges
 from muster.base.flags import Flag, parse_duration
 from muster.base.signals import Requests
-from muster.monitor.files import last_rows
-from muster.monitor.sample import Row
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
-from muster.run.session import Session
+
+if TYPE_CHECKING:
+    from muster.monitor.sample import Row
+    from muster.run.session import Session
 
 _TURN_S, _TAKEN_S = 0.5, 0.02
 _WRITE_EVERY_S = 5.0
@@ -257,6 +258,8 @@ class _LimitWatch(threading.Thread):
 
     def _rows_since(self, seconds: float, now: float) -> list[tuple[float, Row]]:
         """The newest rows of the log with their ages: as much of it as holds this time."""
+        from muster.monitor.files import last_rows  # here: a dry run samples nothing
+
         path = self._folder.monitor_csv()
         while True:
             rows = [

@@ -10,16 +10,18 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from muster.base import processes
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.settings import child_environment, secret
 from muster.base.shown_text import one_line, secrets_of, without_secrets
+
+if TYPE_CHECKING:
+    import subprocess
 
 Cause = Literal["ended", "failure", "stalled", "paused", "budget"]
 KINDS = ("command", "webhook", "slack", "discord", "ntfy", "mail")
@@ -39,7 +41,7 @@ class Place(NamedTuple):
     text: str
 
 
-Hold = Callable[[subprocess.Popen[bytes]], None]
+Hold = Callable[["subprocess.Popen[bytes]"], None]
 
 
 class Message(NamedTuple):
@@ -266,6 +268,8 @@ def _post(url: str, token: str, body: bytes, headers: dict[str, str]) -> None:
 
 
 def _call(words: Sequence[str], text: bytes, environment: dict[str, str], hold: Hold) -> None:
+    import subprocess  # here: few runs call a program, and all read the options for it
+
     try:
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import (
     Alias,
     Flag,
+    check_interval,
     check_least,
     parse_duration,
     parse_memory_mib,
@@ -29,7 +30,6 @@ from muster.base.flags import (
 from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.gang.spec import Start
 from muster.hosts.names import parse_hosts
-from muster.monitor.recorder import check_interval
 from muster.slurm.request import JobRequest
 
 _LOCAL = ("local",)

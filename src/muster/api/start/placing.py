@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from muster.api.start.host_memory import tasks_that_fit, with_memory
 from muster.api.start.options import DeviceOptions, GangOptions, SweepOptions
@@ -19,7 +19,6 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.leases import Lease
 from muster.devices.packing import MOST_PER_GPU
 from muster.devices.placement import (
     DeviceRequest,
@@ -29,13 +28,15 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
-from muster.devices.waiting import Wait, lease_in_turn, not_free
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.run.folder import RunFolder
-from muster.run.session import open_run
 from muster.slurm.request import with_defaults
+
+if TYPE_CHECKING:
+    from muster.devices.leases import Lease
+    from muster.devices.waiting import Wait
 
 _Options = TypeVar("_Options", SweepOptions, GangOptions)
 
@@ -99,6 +100,8 @@ def forget_wanted(folder: RunFolder) -> None:
     whole = RunFolder(folder.whole)
     for path in [whole.devices_json, *whole.stage(0).parent.glob(f"*/{whole.devices_json.name}")]:
         if path.exists():
+            from muster.run.session import open_run  # here: few have such a file
+
             with open_run(RunFolder(path.parent)):
                 path.unlink(missing_ok=True)
 
@@ -122,6 +125,8 @@ def take_devices(
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
+    from muster.devices.waiting import lease_in_turn  # here: a dry run leases nothing
+
     placement, leases = lease_in_turn(
         device_request(options),
         settings,
@@ -146,6 +151,8 @@ def take_devices(
 
 
 def wait_of(options: DeviceOptions, say: Callable[[str], None]) -> Wait:
+    from muster.devices.waiting import Wait
+
     return Wait(most_s=options.wait_s, priority=options.queue_priority, say=say)
 
 
@@ -183,7 +190,11 @@ def would_place(
     """Where it would run, or, if it ``waits``, what it would wait for."""
     has_gpus = any(device.kind == "cuda" for device in inventory.devices)
     asks_nobody = force or settings.is_task or request.kind == "cpu" or not has_gpus
-    taken = not_free(inventory, settings) if waits or (now and not asks_nobody) else {}
+    taken: dict[str, str] = {}
+    if waits or (now and not asks_nobody):
+        from muster.devices.waiting import not_free
+
+        taken = not_free(inventory, settings)
 
     def placed(*, force: bool) -> Placement:
         return place(

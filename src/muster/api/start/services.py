@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import platform
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from muster.api.start.limits import limited
 from muster.api.start.notify import (
@@ -33,9 +33,12 @@ from muster.base.errors import MusterError
 from muster.base.settings import Settings
 from muster.base.shown_text import count, one_line, without_secrets
 from muster.base.signals import Interrupted, Requests, stop_code
-from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
-from muster.run.session import Session
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from muster.run.session import Session
 
 Options = SweepOptions | GangOptions
 #: How long the end of a run waits for notices that are not sent yet, and that of one which failed.
@@ -105,6 +108,8 @@ def run_services(
     ``uuids``: the GPUs that it has at the moment. ``node``: of a run on several nodes, each samples
     its own devices, and the first does the rest.
     """
+    from muster.monitor.recorder import record_run
+
     with ExitStack() as stack:
         stack.enter_context(
             tracking(

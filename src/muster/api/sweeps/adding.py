@@ -13,9 +13,9 @@ from muster.base.errors import SetupError, UsageError
 from muster.base.flags import own_words
 from muster.base.shown_text import command_line, shell_word
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import NewTask
 from muster.farm.space_texts import check_priority
 from muster.farm.steering import add_in
+from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.requests import ask
 from muster.run.session import is_held

@@ -8,10 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.api.runs import Run
-from muster.api.start.earlier_work import check_code, has_results
 from muster.api.start.limits import refuse_to_begin
 from muster.api.start.options import SweepOptions
 from muster.api.sweeps.workload import Workload, as_texts, over_space, plan_id_of, ref_of_spec
@@ -24,8 +22,6 @@ from muster.base.shown_text import shell_word
 from muster.base.signals import Requests
 from muster.farm.canonical import decode, encode_canonical
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.worker_process import worker_python
-from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.parameters import convert_space
 from muster.farm.space import SEED, Space
@@ -33,8 +29,10 @@ from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places
 from muster.run.folder import RunFolder, folder_for
 from muster.run.record import RunRecord, environment, new_record, plain_options, read_run
-from muster.run.session import Renew
-from muster.search.spec import SearchSpec
+
+if TYPE_CHECKING:
+    from muster.api.runs import Run
+    from muster.run.session import Renew
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -62,6 +60,8 @@ def _has_ended(folder: RunFolder, workload: Workload) -> bool:
     """Whether a start would find no task to run."""
     if not folder.ledger.exists():
         return False
+    from muster.farm.ledger.read import LedgerReader  # here, as below: a new run has no ledger
+
     with LedgerReader(folder.ledger) as ledger:
         counts = ledger.counts()
     left = (TaskState.READY, TaskState.CLAIMED, *workload.reopens)
@@ -72,6 +72,8 @@ def is_done(folder: RunFolder, workload: Workload) -> bool:
     """Whether the ledger holds all of exactly this plan, and nothing of it is left to do."""
     if not folder.ledger.exists():
         return False
+    from muster.farm.ledger.read import LedgerReader
+
     with LedgerReader(folder.ledger) as ledger:
         is_whole = ledger.meta("enqueued") == workload.plan_id
     return is_whole and _has_ended(folder, workload)
@@ -85,6 +87,9 @@ def renewal(
     ``argv``: empty for a call of the library, which keeps the command in the record. What is
     returned raises PlanMismatchError for a folder of another plan.
     """
+
+    # Here, as below: a dry run of a new run has none.
+    from muster.api.start.earlier_work import check_code
 
     def renew(before: RunRecord | None) -> RunRecord:
         asked: dict[str, Any] = {
@@ -112,7 +117,11 @@ def renewal(
 
 def other_sources(folder: RunFolder, workload: Workload) -> tuple[str, ...]:
     """A remark where tasks are done whose numbers were read in another way than is asked for."""
-    if not folder.exists() or not has_results(folder):
+    if not folder.exists():
+        return ()
+    from muster.api.start.earlier_work import has_results
+
+    if not has_results(folder):
         return ()
     before = {str(old.get("metrics_from") or "") for old in read_run(folder).targets}
     now = {spec.metrics_from for spec in workload.targets}
@@ -130,6 +139,8 @@ def _versions(options: SweepOptions, ours: Mapping[str, str]) -> dict[str, str]:
     """What tasks find: with --python what is in that interpreter, beside this muster."""
     if options.python is None:
         return dict(ours)
+    from muster.farm.executors.worker_process import worker_python
+
     kept = {name: version for name, version in ours.items() if name == "muster-gpu"}
     return {**worker_python(options.python).versions, **kept}
 
@@ -155,6 +166,8 @@ def check_same_plan(
             hint=f"{grows}choose another {other} for the new plan, or begin anew with --restart, "
             "which keeps the old run.",
         )
+    from muster.api.start.earlier_work import check_code
+
     check_code(folder, workload.code, may_change=options.allow_changed_code)
 
 
@@ -177,6 +190,8 @@ def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     missing: set[bytes] = set()
     is_whole = False
     if folder.ledger.exists():
+        from muster.farm.ledger.read import LedgerReader
+
         with LedgerReader(folder.ledger) as ledger:
             is_whole = ledger.meta("enqueued") == plan_id_of(stored.spec)
             missing = {_setting(decode(payload), dropped) for payload in ledger.payloads()}
@@ -245,6 +260,7 @@ def stored_workload(run: Run) -> Workload:
     if "search" not in stored.fixed:
         return workload
     from muster.api.sweeps.search import as_search  # few runs are searches
+    from muster.search.spec import SearchSpec
 
     known = None if targets[0].kind == "command" else look(ref_of_spec(targets[0]))
     return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)

@@ -24,11 +24,10 @@ from muster.base.settings import child_environment
 from muster.base.target import load, parse_target, ref_of
 from muster.farm import space as farm_space
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.plan import Numbers
-from muster.farm.task import TargetSpec
+from muster.farm.task import NewTask, TargetSpec
 from muster.farm.template import OWN_PROGRAM, names_in
 from muster.run.folder import RunFolder
 from muster.search.distributions import Choice, read_value, word_of

@@ -22,11 +22,11 @@ from muster.base.metric_log import PROCESS
 from muster.farm import canonical
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger
 from muster.farm.metrics import POINT
 from muster.farm.results import hand_on, whole_value
 from muster.farm.steering import Proposed
-from muster.farm.task import TaskState
+from muster.farm.task import NewTask, TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Decision, Ended, Ending, EndState, Heard, Point, Proposal, Spent
 from muster.search.search import Search

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from muster.api.start.options import SweepOptions
 from muster.base.errors import UsageError
 from muster.base.flags import Flag, parse_duration, typed_flag
-from muster.search.spec import SamplerName
+from muster.search.names import SamplerName
 
 #: A search ends by them, and any other run pauses.
 OF_ALL = ("max_cost", "price_per_gpu_hour")

@@ -9,33 +9,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from muster.api.recipe import Recipe
 from muster.api.runs import refresh_export
 from muster.api.start.options import SweepOptions
 from muster.base.cells import placed
-from muster.base.clock import Clock
 from muster.base.code import Code, code_id, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.flags import kind_of_word
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, key_of_payload, payload_and_key
-from muster.farm.decisions import RetryPolicy
 from muster.farm.executors.table import check_executor
-from muster.farm.executors.worker_process import interpreter, worker_python
-from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
-from muster.farm.metrics import STDOUT, parse_source
 from muster.farm.parameters import Signature, convert_space
-from muster.farm.plan import Ending, Numbers
 from muster.farm.space import Space, describe_difference
-from muster.farm.steering import Driver
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import OWN_PROGRAM, check_places, names_in, shell_line
 from muster.run.folder import RunFolder
-from muster.search.spec import SearchSpec
+
+if TYPE_CHECKING:
+    from muster.base.clock import Clock
+    from muster.farm.decisions import RetryPolicy
+    from muster.farm.plan import Ending, Numbers
+    from muster.farm.steering import Driver
+    from muster.farm.task import NewTask
+    from muster.search.spec import SearchSpec
 
 #: This many tasks of a recipe are checked before the start, in a tenth of a second; the others as
 #: they are listed.
@@ -57,6 +57,11 @@ def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def _refresh_export(folder: RunFolder, ending: Ending) -> None:
+
+    refresh_export(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ class Workload:
     check: Callable[[RunFolder], None] = lambda folder: None
     #: Called in the session, which holds the run's lock: before the work, and after it.
     begin: Callable[[RunFolder], None] = lambda folder: None
-    finish: Callable[[RunFolder, Ending], None] = lambda folder, ending: refresh_export(folder)
+    finish: Callable[[RunFolder, Ending], None] = _refresh_export
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
     #: Makes what chooses further tasks during the run, for a folder and a number of GPUs per task.
@@ -128,6 +133,8 @@ def for_python(workload: Workload, python: Path | None) -> Workload:
     own: a project's are often installed there alone, and editable."""
     if python is None or workload.is_map:
         return workload
+    from muster.farm.executors.worker_process import worker_python  # few give --python
+
     specs = [spec for spec in workload.targets if spec.kind == "function"]
     found: dict[str, str] = {}
     for spec in specs:
@@ -181,6 +188,8 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
     UsageError where there is no such program, or a place in the command has no parameter.
     """
     if metrics_from:
+        from muster.farm.metrics import parse_source
+
         parse_source(metrics_from)
     check_places(argv, space.names)
     if not shell and " " in argv[0] and shutil.which(argv[0]) is None:
@@ -225,6 +234,8 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
     fixed = {k: v for k, v in values.items() if k not in recipe.extendable}
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
+        from muster.farm.task import NewTask  # here: a dry run has no ledger
+
         makers = {
             word: (spec, numbers[spec.name], payload_and_key(spec.name))
             for word, spec in by_word.items()
@@ -259,6 +270,8 @@ def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workloa
         _check_static(spec, space.names)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
+        from muster.farm.task import NewTask  # here: a dry run has no ledger
+
         number, make = numbers[spec.name], payload_and_key(spec.name)
         if not spec.is_batched:
             key_of = key_of_payload(spec.name)
@@ -323,6 +336,8 @@ def check_executor_for(workload: Workload, options: SweepOptions) -> None:
     """Raise UsageError where an option of the executor has no effect on this workload."""
     check_executor(options.executor)
     if options.python is not None:
+        from muster.farm.executors.worker_process import interpreter, worker_python
+
         if options.executor != "local":
             raise UsageError(
                 f"--python chooses the interpreter of workers on this machine, and has no effect "
@@ -348,7 +363,7 @@ def check_executor_for(workload: Workload, options: SweepOptions) -> None:
             hint="write a number, such as --per-gpu 3, or limit the search with --search-time 2h.",
         )
     if options.executor == "inline" and any(
-        spec.metrics_from.startswith(f"{STDOUT}:") for spec in workload.targets
+        spec.metrics_from.startswith("stdout:") for spec in workload.targets
     ):
         raise UsageError(
             "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none.",

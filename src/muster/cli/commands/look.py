@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment
-from muster.api.look.ranks import rank_failures
-from muster.api.look.why import array_of, ended_job, job_of, word_of
+from muster.api.look.word import array_of, ended_job, job_of, word_of
 from muster.api.runs import Run, Status, find_run, find_runs
-from muster.api.sweeps.search_state import read_search
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
@@ -204,6 +202,8 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         lines.append(f"{found.num_retried:,} {was} tried again")
     if found.counts["failed"]:
         lines.append(f"see why: muster errors {shell_word(run.path)}")
+    from muster.api.sweeps.search_state import read_search
+
     if (search := read_search(run.folder)) is not None:
         from muster.cli.search_wording import state_lines
 
@@ -219,6 +219,8 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
 
 def _search_json(run: Run) -> dict[str, Any]:
     """How a search stands; nothing of any other run."""
+    from muster.api.sweeps.search_state import read_search
+
     state = None if run.stored.is_gang else read_search(run.folder)
     if state is None:
         return {}
@@ -243,6 +245,8 @@ def errors(argv: list[str]) -> int:
 
 def _error_record(run: Run) -> Any:
     if run.stored.is_gang:
+        from muster.api.look.ranks import rank_failures
+
         report, found = rank_failures(run.folder)
         errors = [{"rank": rank, **asdict(error)} for rank, error in found.items()]
         return {"report": list(report), "errors": errors}
@@ -271,6 +275,8 @@ def _show_errors(run: Run) -> int:
 
 
 def _rank_errors(run: Run) -> int:
+    from muster.api.look.ranks import rank_failures
+
     report, found = rank_failures(run.folder)
     if not (report or found):
         output.say("No rank has failed.")

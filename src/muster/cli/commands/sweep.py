@@ -16,7 +16,6 @@ from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines
-from muster.api.sweeps.rehearsal import rehearse_sweep
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError
@@ -34,6 +33,7 @@ from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
 if TYPE_CHECKING:
+    from muster.api.runs import Run
     from muster.cli.commands.slurm import SlurmArray
 
 _HELP = """Run TARGET once for every setting and seed, on every device, and record every result.
@@ -247,6 +247,8 @@ def run_and_sum_up(
         return 0
     began = time.monotonic()
     if workload.recipe is not None:
+        from muster.api.sweeps.rehearsal import rehearse_sweep
+
         call = partial(rehearse_sweep, workload.recipe, workload.config)
         workload = dataclasses.replace(workload, rehearse=call)
     output.show_events(are_shown=shown.log_level == "debug")

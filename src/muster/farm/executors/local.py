@@ -41,6 +41,7 @@ from muster.farm.executors.worker_process import (
     start_worker,
 )
 from muster.farm.task import Outcome, SlotSpec, Task
+from muster.farm.worker.folders import remove_kept
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
@@ -114,6 +115,7 @@ class LocalExecutor:
         self._has_functions = any(t.kind == "function" for t in assignment.targets.values())
         self._groups: MemoryGroups | None = None
         self._may_group = True
+        self._logs: set[str] = set()
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
@@ -138,6 +140,7 @@ class LocalExecutor:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
             self._selector.modify(ours, events, worker)
 
+        self._logs.add(log.stem)
         worker = _Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
         worker.log_start = worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
@@ -282,6 +285,8 @@ class LocalExecutor:
         processes.reap_adopted(sessions)
         if self._groups is not None:
             self._groups.close()
+        for log in self._logs:
+            remove_kept(self._assignment.folder.spare_of(log))
         self._selector.close()
         self._reaper.dismiss()
         os.close(self._lifeline)

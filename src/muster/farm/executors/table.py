@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
 from muster.base.modules import CLASS, load_plugin, plugins
 from muster.base.target import load_value, parse_target
-from muster.farm.executors.base import Assignment, Executor
 from muster.farm.executors.cluster import CLUSTERS as CLUSTERS
+
+if TYPE_CHECKING:
+    from muster.farm.executors.base import Assignment, Executor
 
 EXECUTORS: dict[str, str] = {
     "local": "muster.farm.executors.local:LocalExecutor",
@@ -48,10 +50,10 @@ def make_executor(name: str, assignment: Assignment) -> Executor:
     """
     if name in EXECUTORS:
         module, _, attribute = EXECUTORS[name].partition(":")
-        return cast(Executor, getattr(importlib.import_module(module), attribute)(assignment))
+        return cast("Executor", getattr(importlib.import_module(module), attribute)(assignment))
     kind = _class_of(name)
     try:
-        return cast(Executor, kind(assignment))
+        return cast("Executor", kind(assignment))
     except MusterError:
         raise
     except Exception as error:

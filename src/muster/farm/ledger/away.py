@@ -52,8 +52,8 @@ from muster.farm.ledger.ship import (
     Started,
     read_segment,
 )
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, SlotSpec, Task, TaskState
+from muster.farm.ledger.store import Ledger
+from muster.farm.task import AttemptRecord, NewTask, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import own_id
 

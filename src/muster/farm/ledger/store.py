@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from muster.farm.decisions import Stopped, fingerprint
 from muster.farm.ledger.connect import (
@@ -48,7 +48,7 @@ from muster.farm.ledger.queries import (
     MetricRow,
     SearchRow,
 )
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec, Task, TaskState
 
 #: The meta value that names the tasks which are cancelled and have not ended yet.
 CANCELLING = "cancelling"
@@ -83,14 +83,6 @@ def _runs(rows: Sequence[Sequence[Any]], number: int, token: int) -> Iterator[tu
             first, own = row[number], row[token]
         last = row[number]
     yield first, last, own
-
-
-class NewTask(NamedTuple):
-    key: bytes
-    target_id: int
-    payload: bytes
-    group: int = 0
-    priority: int = 0
 
 
 class Ledger(LedgerQueries):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal as signals
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from muster.base.metric_log import METRICS_FILE
+from muster.base.processes import reap_orphans
 from muster.base.settings import CHECKPOINT_DIR, TASK_DIR, child_environment
 from muster.farm import canonical
 from muster.farm.decisions import signal_name
@@ -20,6 +20,7 @@ from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
+from muster.farm.worker.folders import Folders
 from muster.farm.worker.gather import Follower
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import can_watch, wait_for
@@ -43,7 +44,7 @@ class CommandFailed(Exception):
 
 
 def run_command(
-    spec: TargetSpec, params: Mapping[str, Any], context: Context, log: TaskLog
+    spec: TargetSpec, params: Mapping[str, Any], context: Context, log: TaskLog, folders: Folders
 ) -> bytes:
     """Run it to its end and return its encoded metrics.
 
@@ -54,16 +55,16 @@ def run_command(
     the last of these under each name is a metric. So is, with and without, the last number under
     each name that ``metrics_from`` reads, unless ``result.json`` has one.
     """
-    folder, saved = context.folder, context.saved_folder
-    uses_folder = any("dir" in names_in(part) for part in spec.argv)
-    values = {**params, "dir": str(folder)} if uses_folder else params
+    folder, saved = context.make_folders(folders)
+    uses_folder = _uses_folder(spec.argv)
+    values = {**params, "dir": folder} if uses_folder else params
     argv = [fill(part, values) for part in spec.argv]
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
     elif argv[0] == OWN_PROGRAM:
         # Without -P a file of the user's named like a module of Python's would be taken for it.
         argv = [sys.executable, "-P", "-m", *argv]
-    is_done, last = False, dict[str, float]()
+    is_done, is_quiet, last = False, False, dict[str, float]()
     source: Printed | EventFiles | None = None
     try:
         follower = context.follower()
@@ -72,24 +73,31 @@ def run_command(
             follower.sources.append(source)
         with follower:
             environment = _environment(params, context)
-            environment[METRICS_FILE] = str(follower.path)
+            environment |= {TASK_DIR: folder, CHECKPOINT_DIR: saved, METRICS_FILE: follower.place}
             passes_on = not spec.shell and spec.argv[0] == OWN_PROGRAM
-            code = _spawn_and_wait(argv, environment, context, follower, passes_on=passes_on)
+            tidy = reap_orphans if folders.are_kept else None
+            code = _spawn_and_wait(argv, environment, context, follower, tidy, passes_on=passes_on)
+            is_quiet = code == 0 and tidy is not None and not tidy()
         if code < 0:
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
         for tag in source.ambiguous if isinstance(source, EventFiles) else ():
             del last[tag]
-        found = _read_metrics(folder / RESULT_FILE, last, follower.last)
+        found = _read_metrics(folder, last, follower.last)
         is_done = True
         return found
     finally:
-        with suppress(OSError):
-            saved.rmdir()  # it saved nothing
+        has_saved = not folders.drop(saved, is_quiet=is_quiet)
         # Where it is done, what it saved is published in its folder.
-        if not uses_folder and not (is_done and saved.exists()):
-            context.drop_empty_folder()
+        is_wanted = uses_folder or (is_done and has_saved)
+        if not is_wanted and folders.drop(folder, is_quiet=is_quiet):
+            context.has_no_files()
+
+
+@functools.cache
+def _uses_folder(argv: tuple[str, ...]) -> bool:
+    return any("dir" in names_in(part) for part in argv)
 
 
 def _source(
@@ -113,18 +121,19 @@ def _spawn_and_wait(
     environment: dict[str, str],
     context: Context,
     follower: Follower,
+    tidy: Callable[[int], bool] | None,
     *,
     passes_on: bool,
 ) -> int:
     """Exit code, or minus the signal. The command stays in the worker's session and group.
 
-    ``passes_on``: it tells its own processes by itself that they are to end.
+    ``passes_on``: it tells its own processes by itself that they are to end. ``tidy`` is called now
+    and then with the command's process.
     """
-    meanwhile: Callable[[], None] = follower.look
-    if follower.sources or not can_watch():
+    looks = not (follower.sources or not can_watch())
+    if not looks:
         # A look at sources may take long, and the command's memory is looked at meanwhile.
         follower.look_regularly()
-        meanwhile = _nothing
     try:
         if sys.platform == "win32":
             import subprocess
@@ -139,15 +148,18 @@ def _spawn_and_wait(
     except ValueError as error:  # a zero byte in an argument
         raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
     context.runs(pid, passes_on=passes_on)
+
+    def meanwhile() -> None:
+        if looks:
+            follower.look()
+        if tidy is not None:
+            tidy(pid)
+
     try:
         status, context.command_peak_mib = wait_for(pid, meanwhile, follower.look_regularly)
     finally:
         context.runs(None)
     return os.waitstatus_to_exitcode(status)
-
-
-def _nothing() -> None:
-    return
 
 
 _ENVIRONMENT: dict[str, str] = {}
@@ -158,8 +170,6 @@ def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
     if not _ENVIRONMENT:
         _ENVIRONMENT.update(child_environment({}))
     values = {
-        TASK_DIR: str(context.folder),
-        CHECKPOINT_DIR: str(context.saved_folder),
         "MUSTER_RUN": context.run,
         "MUSTER_TASK": context.task,
         "MUSTER_ATTEMPT": str(context.attempt),
@@ -173,13 +183,16 @@ def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
     return {**_ENVIRONMENT, **values}
 
 
-def _read_metrics(path: Path, read: Mapping[str, float], logged: Mapping[str, float]) -> bytes:
+def _read_metrics(folder: str, read: Mapping[str, float], logged: Mapping[str, float]) -> bytes:
     try:
-        text = path.read_bytes()
+        with open(f"{folder}/{RESULT_FILE}", "rb") as file:  # noqa: PTH123
+            text = file.read()
     except FileNotFoundError:
         return canonical.encode({**logged, **read}) if logged or read else b"{}"
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise CommandFailed(f"the command wrote {path.name}, but it is not JSON: {error}") from None
+        raise CommandFailed(
+            f"the command wrote {RESULT_FILE}, but it is not JSON: {error}"
+        ) from None
     return canonical.encode({**read, **check_result(value)})

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from muster.base.metric_log import as_number
 from muster.farm import canonical, wire
 from muster.farm.metrics import encode, names_in
 from muster.farm.results import plain_state, split_logged, with_logged
+from muster.farm.worker.folders import Folders
 from muster.farm.worker.gather import Follower, Gatherer, JointGatherer
 from muster.farm.worker.inbox import Halt, Line
 from muster.farm.worker.logs import task_logger
@@ -128,18 +128,21 @@ class Context:
     def _path(self) -> Path:
         return self._run_folder.attempt(self._key, self._token)
 
-    @property
-    def saved_folder(self) -> Path:
-        """What the program of this task saves: every attempt finds it again."""
-        path = self._run_folder.saved(self._key)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def make_folders(self, folders: Folders) -> tuple[str, str]:
+        """Make ``folder``, and the one for what the program of this task saves, which every attempt
+        finds again; returns both.
+        """
+        # As texts: this is done for each command, and a Path costs as much as a system call.
+        own = f"{self._run_folder.attempts}/{self._key}.{self._token}"
+        saved = f"{self._run_folder.checkpoints}/{self._key}"
+        folders.make(own)
+        self._has_files = True
+        folders.make(saved)
+        return own, saved
 
-    def drop_empty_folder(self) -> None:
-        """Remove the folder if nothing was written to it."""
-        with suppress(OSError):
-            self._path.rmdir()
-            self._has_files = False
+    def has_no_files(self) -> None:
+        """Note that ``folder`` is gone again, for nothing was written to it."""
+        self._has_files = False
 
     def sync_files(self) -> None:
         """Write the attempt's files through to the disk, before its result can be accepted."""
@@ -206,7 +209,7 @@ class Context:
             self._follower = self.follower()
             self._follower.__enter__()
             self._follower.look_regularly()
-        return str(self._follower.path)
+        return self._follower.place
 
     def end_log(self) -> None:
         """Send what was logged and has not been sent; called when the task has ended."""

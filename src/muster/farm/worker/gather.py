@@ -192,8 +192,8 @@ class Follower:
     """
 
     def __init__(self, folder: RunFolder, key: str, task_id: int, token: int, line: Line) -> None:
-        folder.points.mkdir(parents=True, exist_ok=True)
-        self.path = folder.points_of(key, token).absolute()
+        #: The file that the program writes. A text: a Path costs as much as what is done with it.
+        self.place = f"{_points_of(folder)}/{key}.{token}.jsonl"
         self._earlier = [folder.points_of(key, number) for number in range(1, token)]
         self._task_id = task_id
         self._token = token
@@ -201,10 +201,14 @@ class Follower:
         self._offset = 0
         self._num_lines = self._num_starts = 0
         self._complaints: set[str] = set()
-        self._ended = threading.Event()
+        self._ended: threading.Event | None = None  # made with the thread
         self._thread: threading.Thread | None = None
         self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
         self.last: dict[str, float] = {}  # of this attempt, and not what the sources have
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place)
 
     def __enter__(self) -> Follower:
         for token, path in enumerate(self._earlier, 1):
@@ -214,7 +218,7 @@ class Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._ended is not None:
             self._ended.set()
             self._thread.join()
         self.look(is_over=True)
@@ -222,13 +226,16 @@ class Follower:
     def look_regularly(self) -> None:
         """Have a thread look, where nobody waits for the program."""
         if self._thread is None:
-            thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
+            self._ended = threading.Event()
+            thread = threading.Thread(
+                target=self._follow, args=(self._ended,), name="muster-metrics", daemon=True
+            )
             with suppress(RuntimeError):  # no room for a thread: all is forwarded at the end
                 thread.start()
                 self._thread = thread
 
-    def _follow(self) -> None:
-        while not self._ended.wait(SEND_EVERY_S):
+    def _follow(self, ended: threading.Event) -> None:
+        while not ended.wait(SEND_EVERY_S):
             self.look()
 
     def look(self, *, is_over: bool = False) -> None:
@@ -247,7 +254,7 @@ class Follower:
 
     def _forward(self, *, is_over: bool = False) -> None:
         try:
-            with self.path.open("rb") as file:
+            with open(self.place, "rb") as file:  # noqa: PTH123
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -303,6 +310,14 @@ class Follower:
             self._complaints.add(what)
             with suppress(OSError):
                 os.write(1, f"muster: {what}: {detail}\n".encode("utf-8", "replace"))
+
+
+def _points_of(folder: RunFolder) -> str:
+    """The folder of these files, which is made where it is not there."""
+    path = os.path.abspath(folder.points)
+    if not os.path.isdir(path):  # noqa: PTH112
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+    return path
 
 
 def _cuts_of(path: Path) -> Path:

@@ -19,6 +19,7 @@ from pathlib import Path
 from muster.base.codec import decode
 from muster.base.device_faults import why_unfit
 from muster.base.errors import MusterError
+from muster.base.processes import IS_LINUX, set_subreaper
 from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import canonical, wire
 from muster.farm.task import Order, TargetSpec
@@ -56,12 +57,21 @@ def main(argv: list[str]) -> int:
     threshold = gc.get_threshold()[0]
     gc.set_threshold(_NEVER)
     try:
+        targets = {int(i): decode(TargetSpec, spec) for i, spec in setup["targets"].items()}
+        folder, log, spare = RunFolder(Path(setup["folder"])), Path(setup["log"]), None
+        if IS_LINUX and all(spec.kind == "command" for spec in targets.values()):
+            # What a command has left is a child of this process, which knows by it whether the
+            # command's folders may be used again; a function's children are its own affair.
+            set_subreaper(True)
+            spare = folder.spare_of(log.stem)
+            spare.parent.mkdir(exist_ok=True)
         performer = Performer(
-            {int(i): decode(TargetSpec, spec) for i, spec in setup["targets"].items()},
-            RunFolder(Path(setup["folder"])),
+            targets,
+            folder,
             setup["device"],
-            log=Path(setup["log"]),
+            log=log,
             line=InboxLine(inbox),
+            spare=spare,
         )
     except MusterError as error:
         inbox.send(wire.pack([wire.BROKEN, clean(str(error))[:8000]]))

@@ -32,6 +32,7 @@ from muster.farm.task import Finished, Order, Outcome, TargetSpec
 from muster.farm.template import OWN_PROGRAM
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
+from muster.farm.worker.folders import Folders
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import Peak
@@ -88,7 +89,11 @@ class Performer:
         *,
         log: Path | None,
         line: Line,
+        spare: Path | None = None,
     ) -> None:
+        """``spare``: what the names of folders begin with that are kept for commands; see
+        `Folders`.
+        """
         self._folder = folder
         self.device = device
         self._line = line
@@ -97,6 +102,7 @@ class Performer:
         self._log = TaskLog(log)
         self._place = Place()
         self._peak = Peak()
+        self._folders = Folders(spare)
         self._is_fit = False  # torch is known to use the GPU of this slot
 
     def run(self, order: Order) -> Finished:
@@ -110,15 +116,15 @@ class Performer:
         failure: _Failure | None = None
         try:
             params = canonical.decode(order.payload)
-            _seed_everything(order.key)
             context = self._context(order, params)
             if loaded.function is None:
-                value = run_command(loaded.spec, params, context, self._log)
+                value = run_command(loaded.spec, params, context, self._log, self._folders)
                 # A program that was told to end may end well with a part of its result; a gang of
                 # ours says by another exit code that it is not done.
                 if context.halted is not None and loaded.spec.argv[0] != OWN_PROGRAM:
                     raise MadeRoom
             else:
+                _seed_everything(order.key)
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
                     call = {**call, "ctx": context}

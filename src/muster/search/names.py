@@ -1,0 +1,9 @@
+"""The words that a search is asked for with: every sweep reads its flags, and few are searches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Direction = Literal["minimize", "maximize"]
+SamplerName = Literal["random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
+StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median", "pbt"]

@@ -1,0 +1,213 @@
+"""A worker renames empty folders from command to command: no command may notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.base.processes import IS_LINUX
+from muster.farm.worker.folders import Folders, remove_kept
+
+#: Each command says what it finds, in a file beside the run.
+LOOK = """
+import json, os, pathlib, stat, sys
+places = [pathlib.Path(os.environ[n]) for n in ("MUSTER_TASK_DIR", "MUSTER_CHECKPOINT_DIR")]
+found = [[str(p), sorted(os.listdir(p)), stat.filemode(os.lstat(p).st_mode), os.lstat(p).st_ino]
+         for p in places]
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps([os.environ["MUSTER_TASK"], os.environ["MUSTER_ATTEMPT"], found]) + "\\n")
+"""
+
+
+def looks(tmp_path: Path, more: str, seeds: int = 6, **options: object) -> tuple[muster.Run, list]:
+    (tmp_path / "look.py").write_text(LOOK + more)
+    words = [sys.executable, "-S", str(tmp_path / "look.py"), str(tmp_path / "seen"), "{seed}"]
+    options = {"devices": "cpu:1", "monitor_interval_s": 0, "keep_going": True, **options}
+    done = muster.sweep(words, seeds=seeds, run_dir=tmp_path / "run", **options)
+    return done, [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+
+
+def left_in(run: Path) -> list[str]:
+    """What lies in the folders of attempts and in those that workers keep."""
+    places = [run / "attempts", run / "spare", run / "checkpoints"]
+    return sorted(str(path.relative_to(run)) for place in places for path in place.rglob("*"))
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="only Linux tells a process of its orphans")
+def test_empty_folders_are_used_again_and_none_is_left(tmp_path: Path) -> None:
+    done, seen = looks(tmp_path, "")
+    assert done.exit_code == 0
+    for task, attempt, ((own, *rest), (saved, *more)) in seen:
+        assert Path(own).name.startswith(task)
+        assert own.endswith(f".{attempt}")
+        assert Path(saved).name.startswith(task)
+        assert rest[:2] == more[:2] == [[], "drwxr-xr-x"]
+    assert len({found[0][0] for _, _, found in seen}) == 6  # each has a place of its own
+    assert len({number for _, _, found in seen for *_, number in found}) == 2  # of two folders
+    assert left_in(done.path) == []
+
+
+@pytest.mark.thorough
+def test_what_a_command_leaves_in_its_folders_is_its_own(tmp_path: Path) -> None:
+    more = """
+which = int(sys.argv[2]) % 3
+if which < 2:
+    (places[which] / "kept").write_text(sys.argv[2])
+"""
+    done, seen = looks(tmp_path, more)
+    assert all(names == [] for _, _, found in seen for _, names, *_ in found)
+    for row in done.results().to_pylist():
+        files = {
+            str(path.relative_to(done.path / row["folder"])): path.read_text()
+            for path in (done.path / row["folder"]).rglob("kept")
+        } if row["folder"] else {}  # fmt: skip
+        wanted = {0: ["kept"], 1: ["checkpoint/kept"], 2: []}[row["seed"] % 3]
+        assert files == dict.fromkeys(wanted, str(row["seed"]))
+    assert left_in(done.path) == []
+
+
+CHANGES = {
+    "its mode": "places[0].chmod(0o700); places[1].chmod(0o711)",
+    "a link": """
+for place in places:
+    place.rmdir()
+    place.symlink_to(sys.argv[1] + ".d")
+""",
+    "gone": "[place.rmdir() for place in places]",
+    "a failure": "sys.exit(3)",
+    "a signal": "os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_folder_that_was_changed_is_not_handed_on(tmp_path: Path, what: str) -> None:
+    (tmp_path / "seen.d").mkdir()
+    _, seen = looks(tmp_path, CHANGES[what], retries=0)
+    assert len(seen) == 6
+    for _, _, found in seen:
+        assert [rest[:2] for _, *rest in found] == [[[], "drwxr-xr-x"]] * 2
+
+
+#: A program that stays behind in its folder, and writes into it when others are at work.
+STAYS = """
+import subprocess, time
+if sys.argv[2] == "0":
+    subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(1.0); open('late', 'w').close()"],
+        cwd=places[0], start_new_session=True, stdout=subprocess.DEVNULL,
+    )
+else:
+    time.sleep(0.4)
+    found = [sorted(os.listdir(place)) for place in places]
+    assert found == [[], []], found
+"""
+
+
+@pytest.mark.thorough
+def test_a_process_that_stays_behind_writes_into_no_other_tasks_folder(tmp_path: Path) -> None:
+    done, seen = looks(tmp_path, STAYS)
+    assert done.exit_code == 0, done.errors()
+    assert len(seen) == 6
+    assert not list(done.path.rglob("late"))
+
+
+@pytest.mark.thorough
+def test_a_later_attempt_finds_what_an_earlier_one_has_saved(tmp_path: Path) -> None:
+    more = """
+if sys.argv[2] == "2" and os.environ["MUSTER_ATTEMPT"] == "1":
+    (places[1] / "state").write_text("half")
+    (places[0] / "junk").write_text("of a failure")
+    sys.exit(1)
+"""
+    done, seen = looks(tmp_path, more, retry_exceptions=1)
+    assert done.exit_code == 0
+    again = [found for _, attempt, found in seen if attempt != "1"]
+    assert [[names for _, names, *_ in found] for found in again] == [[[], ["state"]]]
+    [row] = [row for row in done.results().to_pylist() if row["seed"] == 2]
+    assert (done.path / row["folder"] / "checkpoint" / "state").read_text() == "half"
+
+
+# ------------------------------------------------------------------ the folders alone
+
+
+def test_a_folder_goes_round(tmp_path: Path) -> None:
+    spare = tmp_path / "spare" / "worker-0"
+    spare.parent.mkdir()
+    folders = Folders(spare)
+    numbers = set()
+    for i in range(5):
+        folders.make(str(tmp_path / f"a{i}"))
+        folders.make(str(tmp_path / f"b{i}"))
+        numbers |= {(tmp_path / f"{name}{i}").stat().st_ino for name in "ab"}
+        assert folders.drop(str(tmp_path / f"b{i}"), is_quiet=True)
+        assert folders.drop(str(tmp_path / f"a{i}"), is_quiet=True)
+    assert len(numbers) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["spare"]
+    remove_kept(spare)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    spare = tmp_path / "spare" / "worker-0"
+    spare.parent.mkdir()
+    folders = Folders(spare)
+    folders.make(str(tmp_path / "first"))
+    assert folders.drop(str(tmp_path / "first"), is_quiet=True)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    folders.make(str(tmp_path / "there"))
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+    assert not folders.drop(str(tmp_path / "there"), is_quiet=True)
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda spare: shutil.rmtree(spare.parent),
+        lambda spare: Path(f"{spare}.1").write_text("a file") if not Path(f"{spare}.1").exists()
+        else shutil.rmtree(f"{spare}.1"),
+    ],
+)  # fmt: skip
+def test_kept_folders_that_are_lost_are_made_again(
+    tmp_path: Path, disturb: Callable[[Path], object]
+) -> None:
+    spare = tmp_path / "spare" / "worker-0"
+    spare.parent.mkdir()
+    folders = Folders(spare)
+    for i in range(4):
+        places = [str(tmp_path / f"{name}{i}") for name in "ab"]
+        for place in places:
+            folders.make(place)
+            assert os.listdir(place) == []
+        for place in places:
+            assert folders.drop(place, is_quiet=True)
+        if i == 1:
+            disturb(spare)
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="only Linux hands orphans on")
+def test_children_are_counted_and_the_dead_collected() -> None:
+    """In a process of its own: this one has children of others."""
+    code = """
+import subprocess, sys, time
+from muster.base.processes import reap_orphans, set_subreaper
+set_subreaper(True)
+assert reap_orphans() is False
+line = "import subprocess; subprocess.Popen(['sleep', '0.5'], start_new_session=True)"
+subprocess.run([sys.executable, "-S", "-c", line], check=True)
+assert reap_orphans() is True
+deadline = time.monotonic() + 10
+while reap_orphans():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
