@@ -26,6 +26,8 @@ from muster.hosts.names import Host
 #: What a user may replace it with: another program, a configuration of its own (ssh -F FILE).
 SSH = "MUSTER_SSH"
 _CONNECT_S = 10
+#: Between tries of a host that is lost.
+BACK_OFF_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 #: What a far end that was hung up on has to clear up.
 _HANG_UP_S = 10.0
 #: An answer, which lists all files of a start at most: more is none, and is not to fill the memory.

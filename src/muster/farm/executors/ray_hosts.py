@@ -32,13 +32,11 @@ from muster.hosts.check import (
     other_code,
     try_links,
 )
-from muster.hosts.connection import Circle, Connection, Way
+from muster.hosts.connection import BACK_OFF_S, Circle, Connection, Way
 from muster.hosts.names import LOCAL, Host, parse_hosts
 
 _START_S = 120.0
 _LOOK_EVERY_S = 0.5
-#: Between tries of a host that is lost.
-_BACK_OFF_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 #: Of this machine, where it runs nothing but the head.
 _HERE: Mapping[str, Any] = {"python": sys.executable, "gpus": ()}
 
@@ -308,10 +306,10 @@ class RayHosts:
                 if self._connections[name].is_open:
                     continue
                 if name not in tries:
-                    tries[name] = (0, now + _BACK_OFF_S[0])
+                    tries[name] = (0, now + BACK_OFF_S[0])
                     self.news.put(
                         f"{name} is lost: other hosts take over its tasks. It is tried again in "
-                        f"{_BACK_OFF_S[0]:g} s, and then less and less often."
+                        f"{BACK_OFF_S[0]:g} s, and then less and less often."
                     )
                 count, due = tries[name]
                 if now < due:
@@ -322,7 +320,7 @@ class RayHosts:
                     del tries[name]
                     self.news.put(f"{name} is back.")
                 else:
-                    pause = _BACK_OFF_S[min(count + 1, len(_BACK_OFF_S) - 1)]
+                    pause = BACK_OFF_S[min(count + 1, len(BACK_OFF_S) - 1)]
                     tries[name] = (count + 1, time.monotonic() + pause)
                     if not count:
                         self.news.put(f"{name} is still lost: {why}")
@@ -358,6 +356,7 @@ class RayHosts:
         settings: dict[str, Any] = {
             "node_ip_address": address, "node_name": address, "num_cpus": node.cpus,
             "num_gpus": len(node.gpus), "temp_dir": "{folder}/r", "workers": node.workers,
+            "imports": [ray_pilot.__name__],
         }  # fmt: skip
         if node.memory_mib is not None:  # Ray itself would count a part of it
             settings["memory"] = node.memory_mib << 20
