@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 
 from muster.api.earlier_work import move_aside
-from muster.api.gang_hosts import HostsPlan, plan_on_hosts, run_on_hosts
+from muster.api.gang_hosts import run_on_hosts
 from muster.api.gang_work import (
     GangAudience,
     GangWork,
@@ -18,6 +18,7 @@ from muster.api.gang_work import (
     tell_ending,
     wants_limits,
 )
+from muster.api.host_plan import HostsPlan, plan_on_hosts
 from muster.api.lending import Lending
 from muster.api.limits import refuse_to_begin
 from muster.api.options import GangOptions, SweepOptions

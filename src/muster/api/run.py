@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import check_code
-from muster.api.gang_hosts import HostsPlan
 from muster.api.gang_work import GangAudience, GangEnding, GangWork, Script
 from muster.api.gangs import GangPlan, plan_gang, run_gang
+from muster.api.host_plan import HostsPlan
 from muster.api.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from muster.api.earlier_work import check_code, has_trained
-from muster.api.gang_hosts import HostsPlan
 from muster.api.gang_work import Entry, GangAudience, GangEnding, GangWork
 from muster.api.gangs import GangPlan, plan_gang, run_gang
+from muster.api.host_plan import HostsPlan
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.atomic_files import write_atomic

@@ -31,7 +31,7 @@ from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
-    from muster.api.gang_hosts import HostsPlan
+    from muster.api.host_plan import HostsPlan
     from muster.api.slurm_gang import SlurmGang
 
 

@@ -17,9 +17,9 @@ import pytest
 from tests.ray_cluster import wait_for
 
 from muster.api import gang_node, host_files
-from muster.api.gang_hosts import plan_hosts
 from muster.api.host_code import Code
 from muster.api.host_files import Shared
+from muster.api.host_plan import plan_hosts
 from muster.base.errors import SetupError, UsageError
 from muster.gang.spec import Entry, Script
 from muster.hosts import far_program
