@@ -11,6 +11,7 @@ it over to, this becomes what Ray meant to start.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -69,6 +70,7 @@ class Forks:
         self._server.bind(place)
         self._server.listen(128)
         parent = os.getpid()
+        gc.freeze()  # what is there already is not looked through again, nor copied for that
         if not os.fork():
             try:
                 _serve(self._server, modules, parent)
@@ -86,7 +88,6 @@ class Forks:
 
 
 def _serve(server: socket.socket, modules: Sequence[str], parent: int) -> None:
-    import gc
     import importlib
     import time
 
@@ -95,7 +96,7 @@ def _serve(server: socket.socket, modules: Sequence[str], parent: int) -> None:
     die_with_parent(parent)
     for name in modules:
         importlib.import_module(name)
-    gc.freeze()  # what is there already is not looked through, nor copied, by each worker
+    gc.freeze()
     server.settimeout(_LOOK_S)
     begun_s: dict[int, float] = {}
     while not _has_failed(begun_s):

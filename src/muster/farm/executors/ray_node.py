@@ -84,7 +84,7 @@ def main(settings: dict[str, Any]) -> str:
                     tell(self._session_dir, self._node_id, file, told)
             super().start_raylet(*arguments, **named)
 
-    from ray._private import services
+    from ray._private import services, utils
 
     start_process: Any = vars(services)["start_ray_process"]
 
@@ -101,6 +101,9 @@ def main(settings: dict[str, Any]) -> str:
         return start_process(words, *arguments, **named)
 
     vars(services)["start_ray_process"] = start_lean
+    # The libraries of the dashboard, which it would import to see whether they are there, take half
+    # of what is left of a start.
+    vars(utils)["get_dashboard_dependency_error"] = lambda: None
     settings |= {name.lower(): port for name, port in ports.items()}
     settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
     settings |= dict.fromkeys(("include_dashboard", "include_log_monitor"), False)
