@@ -25,10 +25,10 @@ from muster.farm.executors import ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
 from muster.hosts.check import (
     close_all,
-    connect_all,
     here,
     how_to_link,
     judge,
+    open_all,
     other_code,
     try_links,
 )
@@ -116,12 +116,8 @@ def kept_open() -> Iterator[None]:
 @lru_cache(maxsize=4)  # a start asks several times what is to run where
 def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) -> _Asked:
     way = Way(python, setup)
-    found = connect_all([(host, way) for host in hosts])
-    connections = [one for one in found if isinstance(one, Connection)]
+    connections = open_all([(host, way) for host in hosts])
     try:
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
         asked = _Asked(connections)
     except BaseException:
         close_all(connections)
@@ -273,14 +269,10 @@ class RayHosts:
             else:
                 spare.append(open_one)
         try:
-            found = connect_all([*ways.values()], known)
+            opened = open_all([*ways.values()], known)
         finally:
             close_all(spare)
-        # ``close`` closes those that did connect, also where another one did not.
-        self._connections |= {one.host.name: one for one in found if isinstance(one, Connection)}
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
+        self._connections |= {one.host.name: one for one in opened}
         links = try_links([self._connections[node.host.name] for node in nodes])
         if links.broken or links.head is None:
             raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
