@@ -21,12 +21,11 @@ from typing import Any
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.shown_text import clean_text, count
-from muster.farm.executors import ray_node, ray_pilot
+from muster.farm.executors import ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
 from muster.hosts.check import (
     close_all,
     here,
-    how_to_link,
     judge,
     open_all,
     other_code,
@@ -205,10 +204,17 @@ class RayHosts:
         self._way = Way(request.hosts_python, request.hosts_setup, self._circle)
         self._connections: dict[str, Connection] = {}  # by host
         self._addresses: Mapping[str, str] = {}
+        self._ways: Mapping[str, Way] = {}  # to hosts whose way is one of their own
+        self._ports: Mapping[str, ray_links.Ports] = {}  # by host, where they go through SSH
         self._has_head, self._is_up, self._is_over = (threading.Event() for _ in range(3))
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
         self._thread.start()
+
+    @property
+    def goes_through_ssh(self) -> bool:
+        """Whether all of Ray is at 127.0.0.1; known once there is a head."""
+        return bool(self._ports)
 
     def has_head(self, timeout_s: float) -> bool:
         """Whether there is a head to connect to; waits. Raises SetupError for what went wrong."""
@@ -274,9 +280,12 @@ class RayHosts:
             close_all(spare)
         self._connections |= {one.host.name: one for one in opened}
         links = try_links([self._connections[node.host.name] for node in nodes])
-        if links.broken or links.head is None:
-            raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
-        self._addresses = {**links.addresses, LOCAL: links.head}
+        if request.through_ssh or links.broken or links.head is None:
+            if links.broken:
+                self.news.put(_told(links.broken))
+            self._go_through_ssh(near, far, known)
+        else:
+            self._addresses = {**links.addresses, LOCAL: links.head}
         # All import Ray at once, and the nodes wait for the address of the head.
         with ThreadPoolExecutor(len(far) + 1) as pool:
             try:
@@ -288,6 +297,24 @@ class RayHosts:
                 self._circle.end()
                 raise
         return far
+
+    def _go_through_ssh(
+        self, near: Node, far: Sequence[Node], known: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Connect to the hosts anew, with Ray's ports forwarded, now that it is known which."""
+        workers = {node.host.name: node.workers for node in (near, *far)}
+        ports = ray_links.find_ports([*self._connections.values()], workers, LOCAL)
+        close_all([self._connections.pop(node.host.name) for node in far])
+        ways = []
+        for node in far:
+            words = ray_links.forwards(node.host.name, ports)
+            ways.append((node.host, dataclasses.replace(self._way, forwards=words)))
+        self._ways = {host.name: way for host, way in ways}
+        opened = open_all(ways, known)
+        self._connections |= {one.host.name: one for one in opened}
+        with ThreadPoolExecutor(max(1, len(opened))) as pool:
+            list(pool.map(lambda one: ray_links.check_forwards(one, ports), opened))
+        self._addresses, self._ports = dict.fromkeys(workers, ray_links.ADDRESS), ports
 
     def _keep(self, far: Sequence[Node]) -> None:
         """Take hosts back that were lost, until it is over."""
@@ -320,12 +347,14 @@ class RayHosts:
     def _take_back(self, node: Node) -> str | None:
         """Why it cannot be; None where it has been."""
         try:
-            connection = Connection(node.host, self._way)
+            connection = Connection(node.host, self._ways.get(node.host.name, self._way))
         except SetupError as error:
             return str(error).partition("\n")[0]
         self._connections[node.host.name] = connection
         try:
             _checked(connection)
+            if self._ports:
+                ray_links.check_forwards(connection, self._ports)
             self._begin(node)
             self._finish(node)
         except SetupError as error:
@@ -346,10 +375,12 @@ class RayHosts:
             )
         address = self._addresses[name]
         settings: dict[str, Any] = {
-            "node_ip_address": address, "node_name": address, "num_cpus": node.cpus,
+            "node_ip_address": address, "node_name": name, "num_cpus": node.cpus,
             "num_gpus": len(node.gpus), "temp_dir": "{folder}/r", "workers": node.workers,
             "imports": [ray_pilot.__name__],
         }  # fmt: skip
+        if self._ports:
+            settings |= self._ports[name].settings()
         if node.memory_mib is not None:  # Ray itself would count a part of it
             settings["memory"] = node.memory_mib << 20
         if not node.host.is_local:
@@ -383,6 +414,6 @@ class RayHosts:
         return str(answer["said"])
 
 
-def _told(broken: Sequence[tuple[str, str, str]]) -> tuple[str]:
+def _told(broken: Sequence[tuple[str, str, str]]) -> str:
     shown = "; ".join(f"{a} does not reach {b} ({clean_text(why)})" for a, b, why in broken[:4])
-    return (f"The hosts cannot work together: {shown}.",)
+    return f"{shown}: Ray's connections go through SSH, by way of this machine."

@@ -24,6 +24,7 @@ from muster.base.settings import kept_environment
 from muster.base.shown_text import shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
+from muster.farm.executors.ray_links import ADDRESS
 
 _ANSWER_S = 5.0
 #: What a start of Ray may take to end once what it waits for is gone.
@@ -147,7 +148,11 @@ class RaySession:
             return
         check_can_authenticate(self.ray)
         if self._hosts is not None:
-            with kept_environment(self._guard):
+            near: Any = contextlib.nullcontext()
+            if self._hosts.goes_through_ssh:
+                settings["_node_ip_address"] = ADDRESS
+                near = _at_loopback(self.ray)
+            with kept_environment(self._guard), near:
                 _read_environment_again(self.ray)
                 self._join(self._hosts.address, settings)
             return
@@ -320,6 +325,18 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 
 
 # ---------------------------------------------------------------- manners
+
+
+@contextlib.contextmanager
+def _at_loopback(ray: Any) -> Iterator[None]:
+    """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
+    services = ray._private.services
+    usual = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = usual
 
 
 def _short_folder() -> str:
