@@ -9,7 +9,8 @@ time from the command to the begin of the first task, ``whole`` the tasks a seco
 to its end, ``steady`` from the first result to the last. Functions are empty; commands print the
 time. Muster keeps every result on the disk before it counts; the others keep what they print. A
 gang is three ranks, one on each host, that add a number up once; ``first`` is the time until one
-has the sum. torchrunx (pip install torchrunx) needs a folder that all hosts see, as they do here.
+has the sum. torchrunx (pip install torchrunx) needs a folder that all hosts see, as they do here,
+and takes hosts on loopback for this machine: it starts its ranks without SSH.
 """
 
 from __future__ import annotations
@@ -173,8 +174,10 @@ class Contest:
 
     def torchrunx(self) -> float:
         (self.folder / "with_torchrunx.py").write_text(TORCHRUNX)
+        # It looks names up itself, and starts what is on loopback without SSH.
+        hosts = ",".join(self.hosts.addresses[host] for host in HOSTS)
         config = self.hosts.folder / "config"
-        return self._gang("a gang: torchrunx", "with_torchrunx.py", ",".join(HOSTS), str(config))
+        return self._gang("a gang: torchrunx", "with_torchrunx.py", hosts, str(config))
 
     def _gang(self, name: str, *words: str) -> float:
         (self.folder / "gang.py").write_text(GANG)
@@ -267,6 +270,7 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=150)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="contenders whose name has this in it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.quick:
@@ -277,7 +281,8 @@ def main() -> None:
     rows, record = [], {}
     with ssh_servers() as hosts, tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         contest = Contest(hosts, Path(name), (args.functions, args.commands))
-        whole = alternate(contest.contenders(), args.repeats)
+        contenders = {k: run for k, run in contest.contenders().items() if args.only in k}
+        whole = alternate(contenders, args.repeats)
     for kind, values in whole.items():
         first, steady = summary(contest.first[kind]), summary(contest.steady[kind])
         all_in = summary(values)
@@ -292,10 +297,11 @@ def main() -> None:
         )  # fmt: skip
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}, {about['versions']}")
     table(["", "first task", "range", "steady/s", "range", "whole/s"], rows)
-    ours = record["functions: muster --hosts"]
-    first, rate = ours["first_s"]["median"], ours["steady"]["median"]
-    goal("first task over SSH", "< 3 s", f"{first:.1f} s", first < 3)
-    goal("empty functions a second over 3 hosts", "≥ 5,000", f"{rate:,.0f}", rate >= 5_000)
+    ours = record.get("functions: muster --hosts")
+    if ours is not None:
+        first, rate = ours["first_s"]["median"], ours["steady"]["median"]
+        goal("first task over SSH", "< 3 s", f"{first:.1f} s", first < 3)
+        goal("empty functions a second over 3 hosts", "≥ 5,000", f"{rate:,.0f}", rate >= 5_000)
     write_json(args.json, {"machine": about, "figures": record})
 
 

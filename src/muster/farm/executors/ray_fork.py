@@ -144,7 +144,9 @@ def _become(told: list[str], numbers: list[int]) -> None:
         os.close(number)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(variable.split("=", 1) for variable in variables)
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        os.environ[name] = value
     sys.argv[:] = words
     sys.path[0] = os.path.dirname(words[0])
     runpy.run_path(words[0], run_name="__main__")
