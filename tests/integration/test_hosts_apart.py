@@ -134,3 +134,23 @@ def test_a_sweep_over_hosts_that_do_not_see_each_other_goes_through_ssh(
     told = muster_main("status", "run")
     assert "6 done" in told.stdout, told.stdout
     wait_for(lambda: not apart.processes("p") and not apart.processes("q"), 60)
+
+
+@pytest.mark.thorough
+def test_what_keeps_connections_from_going_through_ssh_is_told(
+    apart: SshHosts, muster_main: Main, tmp_path: Path
+) -> None:
+    (tmp_path / "work.py").write_text("def work(x: int): return {'x': x}\n")
+    words = ("sweep", "work.py:work", "--grid", "x=1,2", "--run-dir", "run", "--through-ssh")
+    done = muster_main(*words, "--hosts", "a:cpu,b:cpu")  # which are one machine, and this one
+    assert done.returncode == 3, done.stderr
+    assert "is the same machine as" in done.stderr and "name each machine once" in done.stderr
+    config = apart.folder / "q" / "sshd_config"
+    config.write_text(f"AllowTcpForwarding no\n{config.read_text()}")
+    apart.cut("q")
+    apart.start("q")
+    done = muster_main(*words, "--hosts", "p:cpu,q:cpu")
+    assert done.returncode == 3, done.stderr
+    assert "ports are not forwarded by q" in done.stderr
+    assert "AllowTcpForwarding yes" in done.stderr
+    wait_for(lambda: not apart.processes("p") and not apart.processes("q"), 60)

@@ -14,15 +14,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
-from muster.base.shown_text import clean_text, count
+from muster.base.errors import SetupError
+from muster.base.shown_text import clean_text
 from muster.farm.executors import ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.ray_plan import NO_WORKERS, Node, plan_nodes
 from muster.hosts.check import (
     close_all,
     here,
@@ -38,32 +38,6 @@ _START_S = 120.0
 _LOOK_EVERY_S = 0.5
 #: Of this machine, where it runs nothing but the head.
 _HERE: Mapping[str, Any] = {"python": sys.executable, "gpus": ()}
-
-
-@dataclass(frozen=True)
-class Node:
-    """What Ray is told of a host. ``gpus``: by their numbers there. ``memory_mib``: None where Ray
-    is to find out."""
-
-    host: Host
-    gpus: tuple[int, ...]
-    cpus: int
-    workers: int
-    memory_mib: int | None = None
-
-    @property
-    def shown(self) -> str:
-        """For ``--dry-run``: what is started there."""
-        if not self.workers:
-            return f"{self.host.name}: nothing, as it has too little for a worker"
-        if not self.gpus:
-            return f"{self.host.name}: {count(self.workers, 'worker')} on its CPU"
-        gpus = ", ".join(map(str, self.gpus))
-        which = "GPU" if len(self.gpus) == 1 else "GPUs"
-        return f"{self.host.name}: {count(self.workers, 'worker')} on {which} {gpus}"
-
-
-_NO_WORKERS = Node(Host(LOCAL), (), 0, 0)
 
 
 def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
@@ -126,57 +100,6 @@ def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) ->
     else:
         close_all(asked.take())
     return asked
-
-
-def plan_nodes(
-    request: ClusterRequest, hosts: Sequence[Host], facts: Sequence[Mapping[str, Any]]
-) -> tuple[ClusterRequest, list[Node]]:
-    """The pure half of ``ask_hosts``. Raises UsageError where hosts would have unlike workers."""
-    cores = request.cores_per_actor
-    chosen = [_gpus_of(host, about) for host, about in zip(hosts, facts, strict=True)]
-    if any(chosen) and not all(chosen):
-        without = [host.name for host, gpus in zip(hosts, chosen, strict=True) if not gpus]
-        raise UsageError(
-            f"{', '.join(without)} would work without a GPU and the other hosts with one: the "
-            "workers of a run must be alike.",
-            hint=f"leave out {', '.join(without)}, or use the CPU everywhere (HOST:cpu:N).",
-        )
-    each = (request.gpus_per_worker or 1.0) if any(chosen) else 0.0
-    if request.gpus_per_worker and not any(chosen):
-        raise UsageError(
-            f"--gpus-per-worker {request.gpus_per_worker:g}: no host gives a GPU.",
-            hint="drop it, or name hosts with GPUs.",
-        )
-    nodes = []
-    for host, gpus, about in zip(hosts, chosen, facts, strict=True):
-        if gpus:
-            workers = int(len(gpus) / each) if each >= 1 else len(gpus) * int(1 / each + 1e-6)
-            # A GPU does not stay idle because cores are few, unless somebody asks for them.
-            if request.cpus_per_worker is not None:
-                workers = min(workers, int(about["cpus"]) // cores)
-        else:
-            workers = host.cpu_workers or 1
-        memory = about.get("memory_mib") if request.memory_bytes else None
-        if memory is not None:
-            workers = min(workers, (memory << 20) // request.memory_bytes)
-        if gpus:  # those that get no worker are left to others
-            gpus = gpus[: workers * int(each) if each >= 1 else -(-workers // int(1 / each + 1e-6))]
-        # No more cores than that: Ray starts a process for each ahead of time.
-        nodes.append(Node(host, gpus, workers * cores, workers, memory))
-    total = sum(node.workers for node in nodes)
-    if not total:
-        raise UsageError(
-            "No worker fits on any of the hosts with this many GPUs and cores, and this much "
-            "memory, for each.",
-            hint="ask for less with --gpus-per-worker, --cpus-per-worker and --memory.",
-        )
-    return dataclasses.replace(request, num_workers=total, gpus_per_worker=each), nodes
-
-
-def _gpus_of(host: Host, facts: Mapping[str, Any]) -> tuple[int, ...]:
-    if host.cpu_workers is not None:
-        return ()
-    return host.gpus or tuple(gpu["index"] for gpu in facts["gpus"] if not gpu.get("held"))
 
 
 def _checked(connection: Connection) -> Mapping[str, Any]:
@@ -260,7 +183,7 @@ class RayHosts:
         nodes = [node for node in plan_nodes(request, hosts, asked.facts)[1] if node.workers]
         known = {host.name: about for host, about in zip(hosts, asked.facts, strict=True)}
         far = [node for node in nodes if not node.host.is_local]
-        near = next((node for node in nodes if node.host.is_local), _NO_WORKERS)
+        near = next((node for node in nodes if node.host.is_local), NO_WORKERS)
         # This machine runs the head also where it has no workers, with the Python of this process.
         ways = {LOCAL: (Host(LOCAL), self._way if near.workers else Way(circle=self._circle))}
         ways |= {node.host.name: (node.host, self._way) for node in far}
@@ -312,8 +235,9 @@ class RayHosts:
         self._ways = {host.name: way for host, way in ways}
         opened = open_all(ways, known)
         self._connections |= {one.host.name: one for one in opened}
-        with ThreadPoolExecutor(max(1, len(opened))) as pool:
-            list(pool.map(lambda one: ray_links.check_forwards(one, ports), opened))
+        everybody = [*self._connections.values()]
+        with ThreadPoolExecutor(len(everybody)) as pool:
+            list(pool.map(lambda one: ray_links.check_forwards(one, ports), everybody))
         self._addresses, self._ports = dict.fromkeys(workers, ray_links.ADDRESS), ports
 
     def _keep(self, far: Sequence[Node]) -> None:

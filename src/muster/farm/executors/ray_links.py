@@ -85,8 +85,15 @@ def forwards(name: str, ports: Mapping[str, Ports]) -> tuple[str, ...]:
 
 
 def check_forwards(connection: Connection, ports: Mapping[str, Ports]) -> None:
-    """SetupError where the host does not forward what it was asked to."""
+    """SetupError where the host does not forward what it was asked to, or where its own ports are
+    taken: by what is forwarded to another host, if both are one machine."""
     name = connection.host.name
+    if not all(connection.ask("are_free", ADDRESS, port, 1) for port in ports[name].all):
+        raise SetupError(
+            f"{name} is the same machine as this one or as another host of the run, or a port was "
+            "taken there meanwhile: Ray's connections cannot go through SSH.",
+            hint="name each machine once, and this one localhost; else try again.",
+        )
     places = [(ADDRESS, port) for owner, its in ports.items() if owner != name for port in its.all]
     missing = [why for why in connection.ask("reach", places, limit_s=120.0) if why]
     if missing:
