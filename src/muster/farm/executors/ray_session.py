@@ -52,6 +52,7 @@ class RaySession:
         self._guard: dict[str, str] = {}
         self._is_ours = self._is_joined = self._is_ready = False
         self._thread: threading.Thread | None = None  # in which Ray is started, or joined
+        self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._restore: Callable[[], None] | None = None
         if request.hosts is not None:  # first, for importing Ray takes a second as well
@@ -93,14 +94,13 @@ class RaySession:
             yield self._hosts.news.get()
 
     def close(self) -> None:
-        thread = self._thread
-        if thread is not None and thread.is_alive():
+        if self._thread is not None and not self._has_joined.is_set():
             # Nothing ends a start of Ray from outside but the end of what it waits for.
             self._kill_started()
             if self._hosts is not None:
                 self._hosts.close()
-            thread.join(_GIVE_UP_S)
-        has_begun = thread is not None and not thread.is_alive() and self._error is None
+            self._has_joined.wait(_GIVE_UP_S)
+        has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
         if self._restore is not None:
@@ -109,6 +109,7 @@ class RaySession:
             self._hosts.close()
         if self._guard and has_begun:
             _read_environment_again(self.ray)  # the next cluster has another token
+        self._is_over.set()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -120,14 +121,17 @@ class RaySession:
                 self._connect()
             except BaseException as error:
                 self._error = error
+            self._has_joined.set()
+            # The kernel ends what Ray has started with the thread that did it.
+            self._is_over.wait()
 
         if self._thread is None:
             self._thread = threading.Thread(target=connect, name="ray-start", daemon=True)
             self._thread.start()
-        self._thread.join(timeout_s)
+        has_joined = self._has_joined.wait(timeout_s)
         if self._error is not None:
             raise self._error
-        return not self._thread.is_alive()
+        return has_joined
 
     def _kill_started(self) -> None:
         """What has been started so far for a cluster on this machine."""
