@@ -137,7 +137,11 @@ class SshHosts:
     def remove(self, name: str) -> None:
         """End its server for good."""
         self.cut(name)
-        del self.pids[name]
+        del self.pids[name], self.addresses[name]
+        shutil.rmtree(self.folder / name)
+        whole = (self.folder / "config").read_text()
+        own = whole.split(f"Host {name}\n")[1].split("Host ")[0]
+        (self.folder / "config").write_text(whole.replace(f"Host {name}\n{own}", ""))
 
     def stop(self) -> None:
         for pid in self.pids.values():
