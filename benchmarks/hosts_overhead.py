@@ -1,4 +1,4 @@
-"""Sweeps over SSH beside GNU parallel, a loop of ssh, and Ray started by hand, on the same hosts.
+"""Hosts over SSH beside GNU parallel, a loop of ssh, Ray started by hand, and torchrunx.
 
     python benchmarks/hosts_overhead.py                 # 3 rounds, about 8 minutes
     python benchmarks/hosts_overhead.py --quick
@@ -7,7 +7,10 @@ Three hosts with a worker each are real sshd's on loopback addresses of this mac
 them share its cores: a start costs here what it costs on three machines together. ``first`` is the
 time from the command to the begin of the first task, ``whole`` the tasks a second from the command
 to its end, ``steady`` from the first result to the last. Functions are empty; commands print the
-time. Muster keeps every result on the disk before it counts; the others keep what they print.
+time. Muster keeps every result on the disk before it counts; the others keep what they print. A
+gang is three ranks, one on each host, that add a number up once; ``first`` is the time until one
+has the sum. torchrunx (pip install torchrunx) needs a folder that all hosts see, as they do here,
+and takes hosts on loopback for this machine: it starts its ranks without SSH.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,35 @@ from measuring import alternate, goal, machine, summary, table, write_json
 HOSTS = ("a", "b", "c")
 TARGET = "def work(i: int):\n    return {'i': i}\n"
 NOW = ("date", "+%s.%N")
+#: A rank, of which the first tells when it has the sum.
+GANG = """
+import sys, time
+
+def rank():
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    number = torch.ones(1)
+    dist.all_reduce(number)
+    assert number.item() == 3
+    return time.time()
+
+if __name__ == "__main__":
+    print("sum", rank())
+"""
+TORCHRUNX = """
+import sys
+import torchrunx
+from gang import rank
+
+hosts, config = sys.argv[1].split(","), sys.argv[2]
+launcher = torchrunx.Launcher(
+    hostnames=hosts, workers_per_host=1, ssh_config_file=config, backend="gloo"
+)
+print("sum", launcher.run(rank).rank(0))
+"""
 
 
 class Contest:
@@ -130,6 +163,28 @@ class Contest:
             rate = self._note("functions: Ray by hand", count, begin, times)
         return rate
 
+    def gang_of_muster(self) -> float:
+        run = self.folder / "gang"
+        shutil.rmtree(run, ignore_errors=True)
+        hosts = ",".join(f"{host}:cpu:1" for host in HOSTS)
+        return self._gang(
+            "a gang: muster run --hosts", "-m", "muster", "run", "--hosts", hosts,
+            "--run-dir", str(run), "gang.py",
+        )  # fmt: skip
+
+    def torchrunx(self) -> float:
+        (self.folder / "with_torchrunx.py").write_text(TORCHRUNX)
+        # It looks names up itself, and starts what is on loopback without SSH.
+        hosts = ",".join(self.hosts.addresses[host] for host in HOSTS)
+        config = self.hosts.folder / "config"
+        return self._gang("a gang: torchrunx", "with_torchrunx.py", hosts, str(config))
+
+    def _gang(self, name: str, *words: str) -> float:
+        (self.folder / "gang.py").write_text(GANG)
+        begin = time.time()
+        said = self._call([sys.executable, *words])
+        return self._note(name, 1, begin, [float(said.split("sum ")[1].split()[0])])
+
     @contextlib.contextmanager
     def _started(self) -> Iterator[str]:
         ip = "127.0.0.2"
@@ -171,7 +226,12 @@ class Contest:
             "commands: muster --hosts": self.commands_of_muster,
             "commands: GNU parallel --sshlogin": self.parallel,
             "commands: a loop of ssh": self.loop,
+            "a gang: muster run --hosts": self.gang_of_muster,
+            "a gang: torchrunx": self.torchrunx,
         }
+        if find_spec("torchrunx") is None:
+            print("torchrunx is not installed: not measured", file=sys.stderr)
+            del found["a gang: torchrunx"]
         if not _is_gnu_parallel():
             print("GNU parallel is not installed: not measured", file=sys.stderr)
             del found["commands: GNU parallel --sshlogin"]
@@ -210,6 +270,7 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=150)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="contenders whose name has this in it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.quick:
@@ -220,7 +281,8 @@ def main() -> None:
     rows, record = [], {}
     with ssh_servers() as hosts, tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         contest = Contest(hosts, Path(name), (args.functions, args.commands))
-        whole = alternate(contest.contenders(), args.repeats)
+        contenders = {k: run for k, run in contest.contenders().items() if args.only in k}
+        whole = alternate(contenders, args.repeats)
     for kind, values in whole.items():
         first, steady = summary(contest.first[kind]), summary(contest.steady[kind])
         all_in = summary(values)
@@ -228,16 +290,18 @@ def main() -> None:
         rows.append(
             [
                 kind, f"{first['median']:.1f} s", f"[{first['low']:.1f}–{first['high']:.1f}]",
-                f"{steady['median']:,.0f}", f"[{steady['low']:,.0f}–{steady['high']:,.0f}]",
-                f"{all_in['median']:,.1f}",
+                f"{steady['median']:,.0f}" if steady["median"] else "",
+                f"[{steady['low']:,.0f}–{steady['high']:,.0f}]" if steady["median"] else "",
+                f"{all_in['median']:,.2f}",
             ]
         )  # fmt: skip
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}, {about['versions']}")
     table(["", "first task", "range", "steady/s", "range", "whole/s"], rows)
-    ours = record["functions: muster --hosts"]
-    first, rate = ours["first_s"]["median"], ours["steady"]["median"]
-    goal("first task over SSH", "< 3 s", f"{first:.1f} s", first < 3)
-    goal("empty functions a second over 3 hosts", "≥ 5,000", f"{rate:,.0f}", rate >= 5_000)
+    ours = record.get("functions: muster --hosts")
+    if ours is not None:
+        first, rate = ours["first_s"]["median"], ours["steady"]["median"]
+        goal("first task over SSH", "< 3 s", f"{first:.1f} s", first < 3)
+        goal("empty functions a second over 3 hosts", "≥ 5,000", f"{rate:,.0f}", rate >= 5_000)
     write_json(args.json, {"machine": about, "figures": record})
 
 

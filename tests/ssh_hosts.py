@@ -36,6 +36,7 @@ class SshHosts:
     sshd: str
     addresses: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
+    namespaces: dict[str, str] = field(default_factory=dict)
 
     @property
     def leases(self) -> Path:
@@ -58,34 +59,39 @@ class SshHosts:
         return []
 
     def add(
-        self, name: str, *, gpus: bool = False, ahead_s: float = 0.0, sources: Path = _SOURCES
-    ) -> None:
+        self, name: str, *, gpus: bool = False, ahead_s: float = 0.0, sources: Path = _SOURCES,
+        place: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """``ahead_s``: how far the clock that its Python reads is ahead; ``sources``: where it has
-        Muster."""
-        address = f"{_NET}.{len(self.addresses) + 2}"
-        with socket.create_server((address, 0)) as server:
-            port = server.getsockname()[1]
-        place = self.folder / name
-        (place / "bin").mkdir(parents=True)
+        Muster; ``place``: a network namespace, and its address there."""
+        if place is not None:
+            self.namespaces[name], address = place
+            port = 2222
+        else:
+            address = f"{_NET}.{len(self.addresses) + 2}"
+            with socket.create_server((address, 0)) as server:
+                port = server.getsockname()[1]
+        folder = self.folder / name
+        (folder / "bin").mkdir(parents=True)
         if gpus:
-            smi = place / "bin" / "nvidia-smi"
+            smi = folder / "bin" / "nvidia-smi"
             smi.write_text(f"#!/bin/sh\nprintf '{_SMI.format(host=name)}'\n")
             smi.chmod(0o755)
         if ahead_s:
             clock = f"import time\nours = time.time\ntime.time = lambda: ours() + {ahead_s}\n"
-            (place / "bin" / "sitecustomize.py").write_text(clock)
-        _key(place / "host_key")
-        path = f"{place}/bin:{os.environ['PATH']}"
-        (place / "sshd_config").write_text(
-            f"ListenAddress {address}:{port}\nHostKey {place}/host_key\n"
-            f"PidFile {place}/pid\nAuthorizedKeysFile {self.folder}/key.pub\n"
+            (folder / "bin" / "sitecustomize.py").write_text(clock)
+        _key(folder / "host_key")
+        path = f"{folder}/bin:{os.environ['PATH']}"
+        (folder / "sshd_config").write_text(
+            f"ListenAddress {address}:{port}\nHostKey {folder}/host_key\n"
+            f"PidFile {folder}/pid\nAuthorizedKeysFile {self.folder}/key.pub\n"
             "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 50\n"
-            f"SetEnv PATH={path} PYTHONPATH={place}/bin:{sources} CI=true "
-            f"MUSTER_LEASE_DIR={self.leases} XDG_CACHE_HOME={place}/cache "
+            f"SetEnv PATH={path} PYTHONPATH={folder}/bin:{sources} CI=true "
+            f"MUSTER_LEASE_DIR={self.leases} XDG_CACHE_HOME={folder}/cache "
             "SHLVL=2\n"  # no .bashrc, which hosts have not in common
         )
-        kind, key = (place / "host_key.pub").read_text().split()[:2]
+        kind, key = (folder / "host_key.pub").read_text().split()[:2]
         with (self.folder / "known_hosts").open("a") as known:
             known.write(f"[{address}]:{port} {kind} {key}\n")
         with (self.folder / "config").open("a") as config:
@@ -107,9 +113,11 @@ class SshHosts:
         """Start its server, at first or again."""
         place = self.folder / name
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_STARTED_BY"}
+        inside = ["ip", "netns", "exec", self.namespaces[name]] if name in self.namespaces else []
+        server = [self.sshd, "-D", "-e", "-f", str(place / "sshd_config")]
         with (place / "log").open("ab") as log:
             subprocess.run(
-                ["setsid", "--fork", self.sshd, "-D", "-e", "-f", str(place / "sshd_config")],
+                [*inside, "setsid", "--fork", *server],
                 env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log,
             )  # fmt: skip
@@ -125,6 +133,15 @@ class SshHosts:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         (self.folder / name / "pid").unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """End its server for good."""
+        self.cut(name)
+        del self.pids[name], self.addresses[name]
+        shutil.rmtree(self.folder / name)
+        whole = (self.folder / "config").read_text()
+        own = whole.split(f"Host {name}\n")[1].split("Host ")[0]
+        (self.folder / "config").write_text(whole.replace(f"Host {name}\n{own}", ""))
 
     def stop(self) -> None:
         for pid in self.pids.values():

@@ -47,7 +47,10 @@ DOORS = {
     ),
 }
 # The far end runs alone on another machine, without the rest of the package.
-ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py", "muster/hosts/far_end.py")
+ENVIRONMENT = (
+    "muster/base/settings.py", "muster/gang/topology.py", "muster/hosts/far_end.py",
+    "muster/farm/executors/ray_fork.py",
+)  # fmt: skip
 _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 _IMPORTERS = {"import_module", "__import__"}
 

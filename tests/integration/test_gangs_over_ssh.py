@@ -164,6 +164,35 @@ def test_a_killed_driver_a_lost_host_and_a_stop(hosts: SshHosts, tmp_path: Path)
     wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
 
 
+@pytest.mark.thorough
+def test_a_lost_host_is_taken_back_when_it_returns(hosts: SshHosts, tmp_path: Path) -> None:
+    """By a stop at which all is saved: no step is done twice, and none is left out."""
+    write_task(tmp_path, seconds=0.1)
+    words = (*WORDS, "--max-steps", "500", "--run-dir", "run", "--max-restarts", "1")
+    both = ("--hosts", "a:cpu:1,b:cpu:1", "--min-nodes", "1")
+    with driven(tmp_path, *words, *both) as driver:
+        await_step(tmp_path, 10, driver)
+        hosts.cut("b")
+        await_words(tmp_path, "restart 1 of 1, on a", driver)
+        await_words(tmp_path, "b is still lost", driver)
+        hosts.start("b")
+        await_words(tmp_path, "b: back again; the ranks save", driver)
+        await_words(tmp_path, "begins again on a, b", driver)
+        step = newest(tmp_path)
+        await_step(tmp_path, step + 10, driver)
+        assert len(hosts.processes("b")) > 4
+        write_task(tmp_path, seconds=0)
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(120) == 130, said(tmp_path)
+    told = said(tmp_path)
+    assert "Traceback" not in told
+    assert resumed_at(told) == step  # the last start began where the one before had saved
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    done = [one["step"] for one in map(json.loads, lines) if one["kind"] == "train"]
+    assert done == list(range(1, len(done) + 1)) and len(done) >= step + 10
+    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
+
+
 @pytest.mark.slow
 def test_a_lost_host_pauses_with_the_command_that_goes_on(hosts: SshHosts, tmp_path: Path) -> None:
     write_task(tmp_path, seconds=0.1)

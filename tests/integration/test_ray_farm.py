@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -378,6 +379,42 @@ def _mentioning(folder: Path) -> list[psutil.Process]:
         if any(str(folder) in word for word in words) and process.status() != "zombie":
             found.append(process)
     return found
+
+
+@pytest.mark.thorough
+def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    """Also where it hangs: its control store is stopped as soon as it is there."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    _write_target(tmp_path)
+    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
+             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
+    try:
+        with subprocess.Popen(
+            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+
+            def store() -> list[psutil.Process]:
+                return [p for p in _mentioning(scratch) if "gcs_server" in p.name()]
+
+            wait_for(lambda: store() or process.poll() is not None)
+            assert process.poll() is None
+            store()[0].suspend()
+            begun = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+            took_s = time.monotonic() - begun
+        assert process.returncode == 130, said
+        assert "Traceback" not in said
+        assert took_s < 40, said
+        assert not _mentioning(scratch)
+        assert not list(scratch.glob("muster-ray-*"))
+    finally:
+        for left in _mentioning(scratch):
+            left.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.mark.thorough

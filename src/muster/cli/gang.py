@@ -31,7 +31,7 @@ from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
-    from muster.api.gangs.hosts import HostsPlan
+    from muster.api.gangs.host_plan import HostsPlan
     from muster.api.slurm.gang import SlurmGang
 
 

@@ -60,16 +60,25 @@ def connect_all(
             raise
 
 
+def open_all(
+    ways: Sequence[tuple[Host, Way]], facts: Mapping[str, Mapping[str, Any]] = _NOTHING
+) -> list[Connection]:
+    """A connection to each. Raises SetupError with the first failure; then none is left open."""
+    found = connect_all(ways, facts)
+    connections = [one for one in found if isinstance(one, Connection)]
+    for one in found:
+        if isinstance(one, SetupError):
+            close_all(connections)
+            raise one
+    return connections
+
+
 @contextlib.contextmanager
 def connected(hosts: Sequence[Host], way: Way | None = None) -> Iterator[list[Connection]]:
     """Connections to all of them, closed at the end. Raises SetupError with the first failure."""
     way = way or Way()
-    found = connect_all([(host, way) for host in hosts])
-    connections = [one for one in found if isinstance(one, Connection)]
+    connections = open_all([(host, way) for host in hosts])
     try:
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
         yield connections
     finally:
         close_all(connections)

@@ -26,6 +26,8 @@ from muster.hosts.names import Host
 #: What a user may replace it with: another program, a configuration of its own (ssh -F FILE).
 SSH = "MUSTER_SSH"
 _CONNECT_S = 10
+#: Between tries of a host that is lost.
+BACK_OFF_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 #: What a far end that was hung up on has to clear up.
 _HANG_UP_S = 10.0
 #: An answer, which lists all files of a start at most: more is none, and is not to fill the memory.
@@ -36,10 +38,13 @@ _OPTIONS = (
     "-4", "-T", "-x", "-a", "-e", "none",  # Ray and the tried links are IPv4
     "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
     "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4",
-    "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no", "-o", "RemoteCommand=none",
+    "-o", "PermitLocalCommand=no", "-o", "RemoteCommand=none",
     # A connection that others share would end with the first of them, or stay behind.
     "-o", "ControlMaster=no", "-o", "ControlPath=none",
 )  # fmt: skip
+#: None of the user's configuration either; it would take those away that are asked for as well.
+_NO_FORWARDS = ("-o", "ClearAllForwardings=yes")
+_SOME_FORWARDS = ("-o", "ExitOnForwardFailure=no")
 _HELLO = b"muster-far-end"
 #: The first that has Muster, else the first that there is: it says at least what is missing. Each
 #: looks for itself, as starting one Python to look and another to work takes twice as long.
@@ -104,12 +109,13 @@ class Circle:
 class Way:
     """How Python is found on a host: where it is, and lines of bash before that.
 
-    ``circle``: what ends the connection early.
+    ``circle``: what ends the connection early. ``forwards``: ports, as ssh is told of them.
     """
 
     python: str | None = None
     setup: Sequence[str] = ()
     circle: Circle = field(default_factory=Circle)
+    forwards: Sequence[str] = ()
 
 
 class Connection:
@@ -132,7 +138,7 @@ class Connection:
         python = sys.executable if host.is_local else way.python
         shell = "bash" if way.setup else "sh"
         words = (shell, *(["-l"] if way.setup else []), "-c", _script(python, way.setup, len(code)))
-        argv = list(words) if host.is_local else ssh_command(host, shlex.join(words))
+        argv = list(words) if host.is_local else ssh_command(host, shlex.join(words), way.forwards)
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -327,13 +333,15 @@ class Connection:
         )
 
 
-def ssh_command(host: Host, remote: str) -> list[str]:
-    """The ssh that runs a line on the host: it asks nobody anything and forwards nothing."""
+def ssh_command(host: Host, remote: str, forwards: Sequence[str] = ()) -> list[str]:
+    """The ssh that runs a line on the host: it asks nobody anything, and forwards nothing but the
+    ports that it is told."""
     try:
         program = shlex.split(variable(SSH) or "ssh")
     except ValueError as error:
         raise UsageError(f"{SSH} cannot be read: {error}.") from None
-    return [*program, *_OPTIONS, "--", host.name, f"exec {remote}"]
+    ports = (*_SOME_FORWARDS, *forwards) if forwards else _NO_FORWARDS
+    return [*program, *_OPTIONS, *ports, "--", host.name, f"exec {remote}"]
 
 
 def _script(python: str | None, setup: Sequence[str], size: int) -> str:

@@ -178,6 +178,16 @@ def listen(address: str) -> int:
     return int(server.getsockname()[1])
 
 
+def are_free(address: str, first: int, count: int) -> bool:
+    """Whether nobody listens on any of so many ports in a row."""
+    for port in range(first, first + count):
+        try:
+            socket.create_server((address, port)).close()
+        except OSError:
+            return False
+    return True
+
+
 def reach(places: list[tuple[str, int]]) -> list[str]:
     """Why each (address, port) cannot be connected to; "" for one that can."""
     found = []
@@ -331,6 +341,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=end, args=(3,)).start())
     calls: dict[str, Callable[..., Any]] = {
+        "are_free": are_free,
         "echo": lambda: None,
         "facts": facts,
         "lease": lease,

@@ -73,7 +73,7 @@ class _Place:
 
     def make(self, name: str) -> str:
         """The folder of this start."""
-        self._cache.mkdir(parents=True, exist_ok=True)
+        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in (self._cache.parent, self._cache):
             _refuse_foreign(folder)
         gangs = _closed(self._cache / "gangs")
@@ -257,14 +257,33 @@ def _refuse_foreign(folder: Path) -> None:
     if sys.platform == "win32":
         return
     about = folder.stat()
-    is_open = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
-    if about.st_uid in (0, os.getuid()) and not is_open:
-        return
-    whose = "can be written by everybody" if is_open else f"belongs to user {about.st_uid}"
-    raise SetupError(
-        f"{folder}, where code is kept for the next start, {whose}: others could put theirs in its "
-        "place; name another folder with --setup 'export XDG_CACHE_HOME=…'"
-    )
+    whose = ""
+    if about.st_uid not in (0, os.getuid()):
+        whose = f"belongs to user {about.st_uid}"
+    elif about.st_mode & stat.S_ISVTX:  # as of /tmp: nobody can replace what is another's
+        pass
+    elif about.st_mode & stat.S_IWOTH:
+        whose = "can be written by everybody"
+    elif about.st_mode & stat.S_IWGRP and not _is_own_group(about.st_gid):
+        whose = f"can be written by the group {about.st_gid}"
+    if whose:
+        raise SetupError(
+            f"{folder}, where code is kept for the next start, {whose}: others could put theirs in "
+            f"its place; close it to them (chmod go-w {folder}), or name another folder with "
+            "--setup 'export XDG_CACHE_HOME=…'"
+        )
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is its user's alone, as many systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
 
 
 def _closed(folder: Path) -> Path:

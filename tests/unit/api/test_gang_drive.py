@@ -10,7 +10,8 @@ import pytest
 
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome
-from muster.api.gangs.hosts import HostRanks, _Drive
+from muster.api.gangs.host_plan import HostRanks
+from muster.api.gangs.hosts import _Drive
 from muster.api.gangs.work import GangAudience, GangEnding, GangWork
 from muster.api.start.options import GangOptions
 from muster.gang.spec import Entry, Script
@@ -23,7 +24,7 @@ class _Told(_Drive):
 
     addresses: list[str | None]
 
-    def _start(self, nodes: Sequence[HostRanks]) -> Outcome:
+    def _start(self, nodes: Sequence[HostRanks], back: Any) -> Outcome:
         self.addresses.append(self._options.master_addr)
         lost = {"a": "gone"} if len(self.addresses) == 1 else {}
         return Outcome(ending=GangEnding(exit_code=0), lost=lost)
@@ -41,7 +42,8 @@ def test_an_address_goes_with_its_host(tmp_path: Path) -> None:
     drive.addresses = []
     assert drive.run(nodes).exit_code == 0
     assert drive.addresses == ["10.0.0.1", None]
-    assert "--master-addr 10.0.0.1 belonged to a" in said[0]
+    assert "restart 1 of 1, on b" in said[0]
+    assert "--master-addr 10.0.0.1 belonged to a" in said[1]
 
 
 def test_a_program_beside_the_working_folder_is_where_the_host_has_it(

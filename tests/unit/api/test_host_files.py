@@ -20,7 +20,7 @@ from muster.api.gangs import host_files
 from muster.api.gangs import node as gang_node
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_files import Shared
-from muster.api.gangs.hosts import plan_hosts
+from muster.api.gangs.host_plan import plan_hosts
 from muster.base.errors import SetupError, UsageError
 from muster.gang.spec import Entry, Script
 from muster.hosts import far_program
@@ -105,6 +105,35 @@ def test_where_everybody_may_write_no_code_is_kept(
     assert make_in(cache, monkeypatch) == ""
     for name in ("code", "gangs"):
         assert (cache / "muster" / name).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="gives a group a folder")
+@pytest.mark.parametrize("place", ["", "muster", "muster/code", "muster/gangs"])
+def test_where_a_group_may_write_no_code_is_kept_unless_it_is_the_users_own(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many systems make a group for each user, and let it write what the user makes."""
+    cache = tmp_path / "cache"
+    (cache / place).mkdir(parents=True)
+    os.chown(cache / place, -1, 65534)
+    (cache / place).chmod(0o775)
+    said = make_in(cache, monkeypatch)
+    assert f"{cache / place}, where code is kept" in said and "by the group 65534" in said
+    assert f"chmod go-w {cache / place}" in said
+    assert not list(cache.glob("muster/gangs/*"))
+    os.chown(cache / place, -1, os.getgid())
+    assert make_in(cache, monkeypatch) == ""
+
+
+def test_the_cache_folder_is_made_closed_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o002)
+    try:
+        assert make_in(tmp_path, monkeypatch) == ""
+    finally:
+        os.umask(before)
+    assert (tmp_path / "muster").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="makes another's folder")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 
-from muster.api.gangs.hosts import HostsPlan, plan_on_hosts, run_on_hosts
+from muster.api.gangs.host_plan import HostsPlan, plan_on_hosts
+from muster.api.gangs.hosts import run_on_hosts
 from muster.api.gangs.work import (
     GangAudience,
     GangWork,

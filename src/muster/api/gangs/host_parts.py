@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -132,6 +132,10 @@ def _is_event(event: Any) -> bool:
     return fields is not None and all(type(event.get(k)) is kind for k, kind in fields.items())
 
 
+def _has_failed(ending: GangEnding) -> bool:
+    return ending.exit_code not in (EXIT_OK, EXIT_REQUEUE) and not ending.stopped_by
+
+
 def _by_our_clock(ending: GangEnding, skew_s: float) -> GangEnding:
     """Which rank failed first is asked of those of all hosts together."""
 
@@ -147,15 +151,18 @@ News = queue.Queue[tuple[Part, dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a start ended. ``lost``: hosts by their names, and why each."""
+    """How a start ended. ``lost``: hosts by their names, and why each. ``back``: those for which
+    the ranks have ended, to begin again with them."""
 
     ending: GangEnding
     lost: Mapping[str, str]
+    back: Sequence[str] = ()
 
 
 @dataclass
 class Watch:
-    """A start, from when all parts have begun until all have ended."""
+    """A start, from when all parts have begun until all have ended. ``back``: hosts that were lost
+    before it, and can be used again: the ranks are asked to end for them."""
 
     parts: Sequence[Part]
     num_ranks: int
@@ -164,6 +171,8 @@ class Watch:
     requests: Requests
     session: Session
     grace_s: float
+    back: Callable[[], Sequence[str]] = tuple
+    _back: Sequence[str] = ()
     _said: set[str] = field(default_factory=set)
     _stopped_by: int = 0
     _is_urgent: bool = False
@@ -239,6 +248,11 @@ class Watch:
             self._warn(self.parts[0], "muster cancel asks the run to end")
             self.requests.note(signal.SIGINT, None)
         now_s = time.monotonic()
+        if not (self._back or self._stopped_by or self._stop_at_s) and self.back():
+            self._back, self._stop_at_s = self.back(), now_s
+            self.audience.warn(
+                f"{' and '.join(self._back)}: back again; the ranks save, and go on with it"
+            )
         for number in self.requests.take():
             self._send(number)
             if number == getattr(signal, WARNING, None):
@@ -297,13 +311,15 @@ class Watch:
     def _outcome(self) -> Outcome:
         lost = {part.name: part.lost for part in self.parts if part.lost}
         errors = [part.error for part in self.parts if part.error is not None]
-        if errors and not lost and not self._stopped_by:
+        if errors and not lost and not self._stopped_by and not self._back:
             raise errors[0]
         endings = [part.ending for part in self.parts if part.ending is not None]
         ending = self._together(endings)
         if ending.word:
             write_json(self.folder.ending_json, ending.word)
-        return Outcome(ending=ending, lost=lost)
+        is_done = any(one.exit_code == EXIT_OK for one in endings)
+        back = () if is_done or any(map(_has_failed, endings)) else self._back
+        return Outcome(ending=ending, lost=lost, back=back)
 
     def _together(self, endings: Sequence[GangEnding]) -> GangEnding:
         # That something is saved holds where it is here.
@@ -320,10 +336,7 @@ class Watch:
             word=[*own, *words, {}][0],
         )
         how: dict[str, Any] = {"report": self._report(endings)}
-        failed = [
-            one for one in endings
-            if one.exit_code not in (EXIT_OK, EXIT_REQUEUE) and not one.stopped_by
-        ]  # fmt: skip
+        failed = [one for one in endings if _has_failed(one)]
         codes = [one.exit_code for one in endings]
         if self._stopped_by:
             how["exit_code"] = codes[0] if codes else stop_code(self._stopped_by)

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome, Part, Watch
+from muster.api.gangs.host_plan import HostRanks, checked, facts_of, plan_on_hosts
+from muster.api.gangs.host_returns import tried_again
 from muster.api.gangs.work import (
     GangAudience,
     GangEnding,
     GangWork,
     check_gang,
-    choose_start,
     note_ending,
     tell_ending,
     wants_limits,
@@ -40,26 +39,20 @@ from muster.base.codec import as_read_back, to_json
 from muster.base.errors import (
     EXIT_REQUEUE,
     EXIT_SOME_FAILED,
+    MusterError,
     SetupError,
-    UsageError,
 )
 from muster.base.settings import read_settings
-from muster.base.shown_text import clean_text, count, shell_word
+from muster.base.shown_text import clean_text, shell_word
 from muster.base.signals import Requests, listening
-from muster.gang.spec import Start
 from muster.hosts.check import (
     SKEW_S,
     connected,
-    here,
     how_to_link,
-    judge,
-    other_code,
     try_links,
 )
 from muster.hosts.code import moved_path
 from muster.hosts.connection import Connection, Way
-from muster.hosts.names import Host, parse_hosts
-from muster.run.folder import RunFolder
 from muster.run.session import Session, open_run
 from muster.run.state import has_saved
 
@@ -72,146 +65,6 @@ _CARRIED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostRanks:
-    """What a host does: so many ranks, on these GPUs (by their numbers there) or on its CPU."""
-
-    host: Host
-    gpus: tuple[int, ...]
-    num_ranks: int
-    cpus: int
-
-    @property
-    def labels(self) -> list[str]:
-        name = self.host.name
-        if self.gpus:
-            return [f"{name}:{gpu}" for gpu in self.gpus]
-        return [f"{name}:cpu:{number}" for number in range(self.num_ranks)]
-
-    @property
-    def threads_per_rank(self) -> int:
-        return max(1, self.cpus // self.num_ranks)
-
-    @property
-    def shown(self) -> str:
-        ranks = count(self.num_ranks, "rank")
-        if not self.gpus:
-            return f"{self.host.name}: {ranks} on its CPU"
-        which = "GPU" if len(self.gpus) == 1 else "GPUs"
-        return f"{self.host.name}: {ranks} on {which} {', '.join(map(str, self.gpus))}"
-
-    @property
-    def said(self) -> str:
-        """The host as ``--hosts`` has it."""
-        if self.host.cpu_workers is not None:
-            return f"{self.host.name}:cpu:{self.host.cpu_workers}"
-        chosen = "+".join(map(str, self.host.gpus or ()))
-        return f"{self.host.name}:{chosen}" if chosen else self.host.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostsPlan:
-    """What would be started on which host: ``--dry-run`` shows it."""
-
-    folder: RunFolder
-    nodes: tuple[HostRanks, ...]
-    start: Start
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ranks(self) -> list[str]:
-        return [label for node in self.nodes for label in node.labels]
-
-    @property
-    def threads_per_rank(self) -> int:
-        return min(node.threads_per_rank for node in self.nodes)
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.nodes)
-
-    def lines(self) -> list[str]:
-        return [*(node.shown for node in self.nodes), *self.notes]
-
-
-def plan_on_hosts(work: GangWork, options: GangOptions) -> HostsPlan:
-    """What would be started, where; it changes nothing. SetupError for a host that cannot be used,
-    UsageError for hosts of which some have a GPU and some have none."""
-    assert options.hosts is not None
-    hosts = parse_hosts(options.hosts)
-    facts = _facts_of(hosts, options.hosts_python, options.hosts_setup, is_forced=options.force)
-    unlike = [other_code(*pair) for pair in zip(hosts, facts, strict=True)]
-    return HostsPlan(
-        folder=work.folder, nodes=plan_hosts(hosts, facts),
-        start=choose_start(work.program, options), notes=tuple(filter(None, unlike)),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=4)
-def _facts_of(
-    hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...], *, is_forced: bool
-) -> list[Mapping[str, Any]]:
-    with connected(hosts, Way(python, setup)) as connections:
-        return _checked(connections, is_forced=is_forced)
-
-
-def _checked(connections: Sequence[Connection], *, is_forced: bool) -> list[Mapping[str, Any]]:
-    """Their facts. Raises SetupError for a host that cannot be used, and for unlike versions of
-    torch: ranks of two could not talk to each other. ``is_forced``: also GPUs that others hold."""
-    first = connections[0]
-    found: list[Mapping[str, Any]] = []
-    for one in connections:
-        facts = dict(one.facts)
-        if is_forced:
-            facts["gpus"] = [{**gpu, "held": ""} for gpu in facts["gpus"]]
-        found.append(facts)
-        for finding in judge(one.host, facts, here()):
-            # Ray has no part in this, and here torch need not be installed.
-            if finding.state == "failure" and finding.what not in ("ray", "torch"):
-                raise SetupError(
-                    f"{one.host.name} cannot be used ({finding.what}: {finding.found}).",
-                    hint=finding.fix,
-                )
-        if one.facts["torch"] is None:
-            raise SetupError(
-                f"{one.host.name} cannot be used: there is no torch for its Python "
-                f"{one.facts['python']}.",
-                hint=f"on {one.host.name}: {one.facts['python']} -m pip install "
-                "'muster-gpu[torch]'",
-            )
-        if one.facts["torch"].split("+")[0] != first.facts["torch"].split("+")[0]:
-            raise SetupError(
-                f"{first.host.name} has torch {first.facts['torch']} and {one.host.name} has "
-                f"{one.facts['torch']}: ranks of two versions do not understand each other.",
-                hint="install the same on all hosts.",
-            )
-    return found
-
-
-def plan_hosts(hosts: Sequence[Host], facts: Sequence[Mapping[str, Any]]) -> tuple[HostRanks, ...]:
-    """A rank on each GPU, or on the CPU. Raises UsageError where only some would have a GPU."""
-    nodes = []
-    for host, about in zip(hosts, facts, strict=True):
-        gpus: tuple[int, ...] = ()
-        if host.cpu_workers is None:
-            free = (gpu["index"] for gpu in about["gpus"] if not gpu.get("held"))
-            gpus = host.gpus or tuple(free)
-        nodes.append(
-            HostRanks(
-                host=host, gpus=gpus, num_ranks=len(gpus) or host.cpu_workers or 1,
-                cpus=int(about["cpus"]),
-            )
-        )  # fmt: skip
-    without = [node.host.name for node in nodes if not node.gpus]
-    if 0 < len(without) < len(nodes):
-        raise UsageError(
-            f"{', '.join(without)} would work without a GPU and the other hosts with one: the "
-            "ranks of a gang must be alike.",
-            hint=f"leave out {', '.join(without)}, or use the CPU everywhere (HOST:cpu:N).",
-        )
-    return tuple(nodes)
-
-
 def run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) -> GangEnding:
     """Run a gang to its end on the hosts that the options name. Raises what ``plan_on_hosts``
     raises, and SetupError when somebody works on the folder."""
@@ -222,7 +75,7 @@ def run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) -
         if has_limits:
             refuse_to_begin(folder, options, requests, is_new=options.restart)
         plan = plan_on_hosts(work, options)
-        _facts_of.cache_clear()  # who has which GPU is another matter the next time
+        facts_of.cache_clear()  # who has which GPU is another matter the next time
         for note in plan.notes:
             audience.warn(note)
         has_gpus = any(node.gpus for node in plan.nodes)
@@ -260,35 +113,67 @@ class _Drive:
         self._work, self._options, self._audience = work, options, audience
         self._requests, self._session = requests, session
         self._code = code
+        self._address = options.master_addr
+        self._lost: set[str] = set()  # names of hosts
+        self._returned: set[str] = set()  # with which the next start tries to begin
 
     def run(self, nodes: Sequence[HostRanks]) -> GangEnding:
-        """Start on all of them, and again on the rest where some are lost and that is allowed."""
-        restarts = 0
+        """Start on all of them; on the rest where some are lost and that is allowed; and on all of
+        them again once those can be used."""
+        restarts, most = 0, self._options.max_restarts
         while True:
-            outcome = self._start(nodes)
-            rest = [node for node in nodes if node.host.name not in outcome.lost]
+            outcome = self._start_on_those_here(nodes)
             ending = dataclasses.replace(
                 outcome.ending, restarts=max(restarts, outcome.ending.restarts)
             )
-            if not outcome.lost or ending.stopped_by:
+            if ending.stopped_by or not (outcome.lost or outcome.back):
                 return ending
+            self._returned = set(outcome.back)
+            self._lost = (self._lost - self._returned) | outcome.lost.keys()
+            rest = [node for node in nodes if node.host.name not in self._lost]
+            others = ", ".join(node.host.name for node in rest)
+            if not outcome.lost:
+                self._audience.warn(f"begins again on {others}")
+                continue
             names = ", ".join(outcome.lost)
             why = "; ".join(outcome.lost.values())
             least = self._options.min_nodes
             if not rest or least is None or len(rest) < least:
                 return self._paused(ending, f"{names} was lost: {why}", rest or nodes)
-            if restarts == self._options.max_restarts:
+            if restarts == most:
                 return self._paused(ending, f"{names} was lost as well: {why}", rest)
-            if nodes[0].host.name in outcome.lost and self._options.master_addr is not None:
-                self._audience.warn(
-                    f"--master-addr {self._options.master_addr} belonged to {nodes[0].host.name}: "
-                    f"the others meet at an address of {rest[0].host.name} that they all reach"
-                )
-                self._options = dataclasses.replace(self._options, master_addr=None)
             restarts += 1
-            others = ", ".join(node.host.name for node in rest)
-            self._audience.warn(f"restart {restarts} of {self._options.max_restarts}, on {others}")
-            nodes = rest
+            self._audience.warn(f"restart {restarts} of {most}, on {others}")
+
+    def _start_on_those_here(self, nodes: Sequence[HostRanks]) -> Outcome:
+        """A training saves for a host that is back. What a program has not saved would be lost, so
+        it is left alone."""
+        here = [node for node in nodes if node.host.name not in self._lost]
+        away = [node.host for node in nodes if node.host.name in self._lost]
+        address = self._address if here[0] is nodes[0] else None
+        if address is None is not self._options.master_addr:
+            self._audience.warn(
+                f"--master-addr {self._address} belonged to {nodes[0].host.name}: the others meet "
+                f"at an address of {here[0].host.name} that they all reach"
+            )
+        self._options = options = dataclasses.replace(self._options, master_addr=address)
+        try:
+            if not away or self._work.kind == "run":
+                return self._start(here, tuple)
+            way = Way(options.hosts_python, options.hosts_setup)
+            with tried_again(
+                away, way, lambda found: checked(found, is_forced=options.force),
+                self._audience.warn,
+            ) as returns:  # fmt: skip
+                return self._start(here, returns.names)
+        except MusterError as error:
+            if not self._returned:
+                raise
+            names = ", ".join(sorted(self._returned))
+            why = str(error).partition("\n")[0]
+            self._audience.warn(f"goes on without {names}, as nothing could begin with it: {why}")
+            self._lost, self._returned = self._lost | self._returned, set()
+            return self._start_on_those_here(nodes)
 
     def _paused(self, ending: GangEnding, what: str, rest: Sequence[HostRanks]) -> GangEnding:
         folder = self._work.folder
@@ -306,11 +191,11 @@ class _Drive:
             report=(*lines, f"the other ranks were ended, and {state}", again),
         )
 
-    def _start(self, nodes: Sequence[HostRanks]) -> Outcome:
+    def _start(self, nodes: Sequence[HostRanks], back: Callable[[], tuple[str, ...]]) -> Outcome:
         hosts, options, folder = [node.host for node in nodes], self._options, self._work.folder
         way = Way(options.hosts_python, options.hosts_setup)
         with connected(hosts, way) as connections:
-            _checked(connections, is_forced=options.force)
+            checked(connections, is_forced=options.force)
             folder.ending_json.unlink(missing_ok=True)
             for old in folder.logs.glob("rank-*.error.json"):
                 old.unlink(missing_ok=True)
@@ -329,7 +214,7 @@ class _Drive:
             num_ranks = sum(node.num_ranks for node in nodes)
             return Watch(
                 parts, num_ranks, folder, self._audience, self._requests, self._session,
-                self._options.grace_s,
+                self._options.grace_s, back,
             ).run()  # fmt: skip
 
     def _tell_of_clocks(self, parts: Sequence[Part]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.gangs.gang import GangPlan, plan_gang, run_gang
-from muster.api.gangs.hosts import HostsPlan
+from muster.api.gangs.host_plan import HostsPlan
 from muster.api.gangs.work import GangAudience, GangEnding, GangWork, Script
 from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions

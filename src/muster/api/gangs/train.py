@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from muster.api.gangs.gang import GangPlan, plan_gang, run_gang
-from muster.api.gangs.hosts import HostsPlan
+from muster.api.gangs.host_plan import HostsPlan
 from muster.api.gangs.work import Entry, GangAudience, GangEnding, GangWork
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.start.earlier_work import check_code, has_trained

@@ -59,6 +59,9 @@ class ClusterRequest(SlurmOptions):
     hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_RAY)] = ()
     """With --hosts: a line of bash that each host runs before Python is looked for, such as
     'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
+    through_ssh: Annotated[bool, Flag(engines=_RAY)] = False
+    """With --hosts: Ray's connections go through SSH also where the hosts reach each other. They
+    are encrypted then, and Ray's ports are open to nobody on the network."""
     resources: Annotated[
         tuple[str, ...], Flag(name="resource", metavar="NAME=AMOUNT", engines=_RAY)
     ] = ()
@@ -99,6 +102,8 @@ class ClusterRequest(SlurmOptions):
             raise UsageError("--hosts-python has no effect without --hosts.")
         elif self.hosts_setup:
             raise UsageError("--setup has no effect without --hosts.")
+        elif self.through_ssh:
+            raise UsageError("--through-ssh has no effect without --hosts.")
 
     def with_memory(self, most_mib: float) -> ClusterRequest:
         """The same for tasks that may hold so much; UsageError where ``--mem`` is less."""

@@ -24,6 +24,7 @@ from muster.farm import wire
 from muster.farm.events import Event, Note, Progress, WorkerDied
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_pilot import (
     RUNS,
     SENT_HOME,
@@ -330,7 +331,7 @@ class RayExecutor:
                 pilot.was_told = True
                 text = f"waiting for {needs(self._request)} to be free"
                 if self._ray is None:
-                    text = "Ray is being started on the hosts"
+                    text = _start_of(self._request)
                 self._events.append(Progress(pilot.worker_id, 0, text))
 
     # ------------------------------------------------------------------ ending
@@ -373,6 +374,13 @@ def reason_of(error: BaseException) -> str:
     told = [line for line in lines if line.startswith(("The actor is dead", "The actor died"))]
     text = told[-1] if told else (lines[-1] if lines else type(error).__name__)
     return text.split(" Some common causes", 1)[0][:400]
+
+
+def _start_of(request: ClusterRequest) -> str:
+    """What a worker waits for as long as there is no cluster."""
+    if request.address is not None:
+        return f"joining the Ray cluster at {request.address}"
+    return f"Ray is being started on {'this machine' if request.hosts is None else 'the hosts'}"
 
 
 def _map_of(folder: RunFolder) -> MapToSend | None:

@@ -14,59 +14,30 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
-from muster.base.shown_text import clean_text, count
-from muster.farm.executors import ray_node, ray_pilot
+from muster.base.errors import SetupError
+from muster.base.shown_text import clean_text
+from muster.farm.executors import ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.ray_plan import NO_WORKERS, Node, plan_nodes
 from muster.hosts.check import (
     close_all,
-    connect_all,
     here,
-    how_to_link,
     judge,
+    open_all,
     other_code,
     try_links,
 )
-from muster.hosts.connection import Circle, Connection, Way
+from muster.hosts.connection import BACK_OFF_S, Circle, Connection, Way
 from muster.hosts.names import LOCAL, Host, parse_hosts
 
 _START_S = 120.0
 _LOOK_EVERY_S = 0.5
-#: Between tries of a host that is lost.
-_BACK_OFF_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 #: Of this machine, where it runs nothing but the head.
 _HERE: Mapping[str, Any] = {"python": sys.executable, "gpus": ()}
-
-
-@dataclass(frozen=True)
-class Node:
-    """What Ray is told of a host. ``gpus``: by their numbers there. ``memory_mib``: None where Ray
-    is to find out."""
-
-    host: Host
-    gpus: tuple[int, ...]
-    cpus: int
-    workers: int
-    memory_mib: int | None = None
-
-    @property
-    def shown(self) -> str:
-        """For ``--dry-run``: what is started there."""
-        if not self.workers:
-            return f"{self.host.name}: nothing, as it has too little for a worker"
-        if not self.gpus:
-            return f"{self.host.name}: {count(self.workers, 'worker')} on its CPU"
-        gpus = ", ".join(map(str, self.gpus))
-        which = "GPU" if len(self.gpus) == 1 else "GPUs"
-        return f"{self.host.name}: {count(self.workers, 'worker')} on {which} {gpus}"
-
-
-_NO_WORKERS = Node(Host(LOCAL), (), 0, 0)
 
 
 def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
@@ -118,12 +89,8 @@ def kept_open() -> Iterator[None]:
 @lru_cache(maxsize=4)  # a start asks several times what is to run where
 def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) -> _Asked:
     way = Way(python, setup)
-    found = connect_all([(host, way) for host in hosts])
-    connections = [one for one in found if isinstance(one, Connection)]
+    connections = open_all([(host, way) for host in hosts])
     try:
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
         asked = _Asked(connections)
     except BaseException:
         close_all(connections)
@@ -133,57 +100,6 @@ def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) ->
     else:
         close_all(asked.take())
     return asked
-
-
-def plan_nodes(
-    request: ClusterRequest, hosts: Sequence[Host], facts: Sequence[Mapping[str, Any]]
-) -> tuple[ClusterRequest, list[Node]]:
-    """The pure half of ``ask_hosts``. Raises UsageError where hosts would have unlike workers."""
-    cores = request.cores_per_actor
-    chosen = [_gpus_of(host, about) for host, about in zip(hosts, facts, strict=True)]
-    if any(chosen) and not all(chosen):
-        without = [host.name for host, gpus in zip(hosts, chosen, strict=True) if not gpus]
-        raise UsageError(
-            f"{', '.join(without)} would work without a GPU and the other hosts with one: the "
-            "workers of a run must be alike.",
-            hint=f"leave out {', '.join(without)}, or use the CPU everywhere (HOST:cpu:N).",
-        )
-    each = (request.gpus_per_worker or 1.0) if any(chosen) else 0.0
-    if request.gpus_per_worker and not any(chosen):
-        raise UsageError(
-            f"--gpus-per-worker {request.gpus_per_worker:g}: no host gives a GPU.",
-            hint="drop it, or name hosts with GPUs.",
-        )
-    nodes = []
-    for host, gpus, about in zip(hosts, chosen, facts, strict=True):
-        if gpus:
-            workers = int(len(gpus) / each) if each >= 1 else len(gpus) * int(1 / each + 1e-6)
-            # A GPU does not stay idle because cores are few, unless somebody asks for them.
-            if request.cpus_per_worker is not None:
-                workers = min(workers, int(about["cpus"]) // cores)
-        else:
-            workers = host.cpu_workers or 1
-        memory = about.get("memory_mib") if request.memory_bytes else None
-        if memory is not None:
-            workers = min(workers, (memory << 20) // request.memory_bytes)
-        if gpus:  # those that get no worker are left to others
-            gpus = gpus[: workers * int(each) if each >= 1 else -(-workers // int(1 / each + 1e-6))]
-        # No more cores than that: Ray starts a process for each ahead of time.
-        nodes.append(Node(host, gpus, workers * cores, workers, memory))
-    total = sum(node.workers for node in nodes)
-    if not total:
-        raise UsageError(
-            "No worker fits on any of the hosts with this many GPUs and cores, and this much "
-            "memory, for each.",
-            hint="ask for less with --gpus-per-worker, --cpus-per-worker and --memory.",
-        )
-    return dataclasses.replace(request, num_workers=total, gpus_per_worker=each), nodes
-
-
-def _gpus_of(host: Host, facts: Mapping[str, Any]) -> tuple[int, ...]:
-    if host.cpu_workers is not None:
-        return ()
-    return host.gpus or tuple(gpu["index"] for gpu in facts["gpus"] if not gpu.get("held"))
 
 
 def _checked(connection: Connection) -> Mapping[str, Any]:
@@ -211,10 +127,17 @@ class RayHosts:
         self._way = Way(request.hosts_python, request.hosts_setup, self._circle)
         self._connections: dict[str, Connection] = {}  # by host
         self._addresses: Mapping[str, str] = {}
+        self._ways: Mapping[str, Way] = {}  # to hosts whose way is one of their own
+        self._ports: Mapping[str, ray_links.Ports] = {}  # by host, where they go through SSH
         self._has_head, self._is_up, self._is_over = (threading.Event() for _ in range(3))
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
         self._thread.start()
+
+    @property
+    def goes_through_ssh(self) -> bool:
+        """Whether all of Ray is at 127.0.0.1; known once there is a head."""
+        return bool(self._ports)
 
     def has_head(self, timeout_s: float) -> bool:
         """Whether there is a head to connect to; waits. Raises SetupError for what went wrong."""
@@ -260,7 +183,7 @@ class RayHosts:
         nodes = [node for node in plan_nodes(request, hosts, asked.facts)[1] if node.workers]
         known = {host.name: about for host, about in zip(hosts, asked.facts, strict=True)}
         far = [node for node in nodes if not node.host.is_local]
-        near = next((node for node in nodes if node.host.is_local), _NO_WORKERS)
+        near = next((node for node in nodes if node.host.is_local), NO_WORKERS)
         # This machine runs the head also where it has no workers, with the Python of this process.
         ways = {LOCAL: (Host(LOCAL), self._way if near.workers else Way(circle=self._circle))}
         ways |= {node.host.name: (node.host, self._way) for node in far}
@@ -275,18 +198,17 @@ class RayHosts:
             else:
                 spare.append(open_one)
         try:
-            found = connect_all([*ways.values()], known)
+            opened = open_all([*ways.values()], known)
         finally:
             close_all(spare)
-        # ``close`` closes those that did connect, also where another one did not.
-        self._connections |= {one.host.name: one for one in found if isinstance(one, Connection)}
-        for one in found:
-            if isinstance(one, SetupError):
-                raise one
+        self._connections |= {one.host.name: one for one in opened}
         links = try_links([self._connections[node.host.name] for node in nodes])
-        if links.broken or links.head is None:
-            raise SetupError(*_told(links.broken), hint=how_to_link(links.broken[0]))
-        self._addresses = {**links.addresses, LOCAL: links.head}
+        if request.through_ssh or links.broken or links.head is None:
+            if links.broken:
+                self.news.put(_told(links.broken))
+            self._go_through_ssh(near, far, known)
+        else:
+            self._addresses = {**links.addresses, LOCAL: links.head}
         # All import Ray at once, and the nodes wait for the address of the head.
         with ThreadPoolExecutor(len(far) + 1) as pool:
             try:
@@ -299,6 +221,25 @@ class RayHosts:
                 raise
         return far
 
+    def _go_through_ssh(
+        self, near: Node, far: Sequence[Node], known: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Connect to the hosts anew, with Ray's ports forwarded, now that it is known which."""
+        workers = {node.host.name: node.workers for node in (near, *far)}
+        ports = ray_links.find_ports([*self._connections.values()], workers, LOCAL)
+        close_all([self._connections.pop(node.host.name) for node in far])
+        ways = []
+        for node in far:
+            words = ray_links.forwards(node.host.name, ports)
+            ways.append((node.host, dataclasses.replace(self._way, forwards=words)))
+        self._ways = {host.name: way for host, way in ways}
+        opened = open_all(ways, known)
+        self._connections |= {one.host.name: one for one in opened}
+        everybody = [*self._connections.values()]
+        with ThreadPoolExecutor(len(everybody)) as pool:
+            list(pool.map(lambda one: ray_links.check_forwards(one, ports), everybody))
+        self._addresses, self._ports = dict.fromkeys(workers, ray_links.ADDRESS), ports
+
     def _keep(self, far: Sequence[Node]) -> None:
         """Take hosts back that were lost, until it is over."""
         tries: dict[str, tuple[int, float]] = {}  # how many there were, and when the next is due
@@ -308,10 +249,10 @@ class RayHosts:
                 if self._connections[name].is_open:
                     continue
                 if name not in tries:
-                    tries[name] = (0, now + _BACK_OFF_S[0])
+                    tries[name] = (0, now + BACK_OFF_S[0])
                     self.news.put(
                         f"{name} is lost: other hosts take over its tasks. It is tried again in "
-                        f"{_BACK_OFF_S[0]:g} s, and then less and less often."
+                        f"{BACK_OFF_S[0]:g} s, and then less and less often."
                     )
                 count, due = tries[name]
                 if now < due:
@@ -322,7 +263,7 @@ class RayHosts:
                     del tries[name]
                     self.news.put(f"{name} is back.")
                 else:
-                    pause = _BACK_OFF_S[min(count + 1, len(_BACK_OFF_S) - 1)]
+                    pause = BACK_OFF_S[min(count + 1, len(BACK_OFF_S) - 1)]
                     tries[name] = (count + 1, time.monotonic() + pause)
                     if not count:
                         self.news.put(f"{name} is still lost: {why}")
@@ -330,12 +271,14 @@ class RayHosts:
     def _take_back(self, node: Node) -> str | None:
         """Why it cannot be; None where it has been."""
         try:
-            connection = Connection(node.host, self._way)
+            connection = Connection(node.host, self._ways.get(node.host.name, self._way))
         except SetupError as error:
             return str(error).partition("\n")[0]
         self._connections[node.host.name] = connection
         try:
             _checked(connection)
+            if self._ports:
+                ray_links.check_forwards(connection, self._ports)
             self._begin(node)
             self._finish(node)
         except SetupError as error:
@@ -356,9 +299,12 @@ class RayHosts:
             )
         address = self._addresses[name]
         settings: dict[str, Any] = {
-            "node_ip_address": address, "node_name": address, "num_cpus": node.cpus,
+            "node_ip_address": address, "node_name": name, "num_cpus": node.cpus,
             "num_gpus": len(node.gpus), "temp_dir": "{folder}/r", "workers": node.workers,
+            "imports": [ray_pilot.__name__],
         }  # fmt: skip
+        if self._ports:
+            settings |= self._ports[name].settings()
         if node.memory_mib is not None:  # Ray itself would count a part of it
             settings["memory"] = node.memory_mib << 20
         if not node.host.is_local:
@@ -392,6 +338,6 @@ class RayHosts:
         return str(answer["said"])
 
 
-def _told(broken: Sequence[tuple[str, str, str]]) -> tuple[str]:
+def _told(broken: Sequence[tuple[str, str, str]]) -> str:
     shown = "; ".join(f"{a} does not reach {b} ({clean_text(why)})" for a, b, why in broken[:4])
-    return (f"The hosts cannot work together: {shown}.",)
+    return f"{shown}: Ray's connections go through SSH, by way of this machine."

@@ -3,7 +3,8 @@
 ``ray start`` takes ten seconds of processor time for a head and four for a node, and most of it in
 series: its own imports, a dashboard that starts also where none is wanted, a log monitor, an
 autoscaler, a server for Ray's clients at a port that two users of a machine cannot both have. This
-starts what is left: the head's control store, and a raylet. Its two agents, which import Ray as
+starts what is left: the head's control store, and a raylet, whose workers are forked from a
+process that has imported Ray (``ray_fork``). The raylet's two agents, which import Ray as
 well, serve metrics, dashboards and runtime environments, of which a run has none: sleeping
 processes stand in for them, as the raylet ends with its agents.
 
@@ -13,11 +14,15 @@ processes stand in for them, as the raylet ends with its agents.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from muster.base.settings import kept_environment
+from muster.farm.executors.ray_fork import Forks
 
 STARTED = "Ray is up"
 _EVERY_S = 0.02
@@ -25,6 +30,8 @@ _EVERY_S = 0.02
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 _NOBODY = 'sh -c "exec sleep 2147483647"'  # which ends with whoever kills it
 _PRESTART = "--num_prestart_python_workers"
+_WORKER = "--python_worker_command"
+_NO_JOB = "ffffffff"
 _AGENT_PORTS = (
     "DASHBOARD_AGENT_LISTEN_PORT", "METRICS_AGENT_PORT", "RUNTIME_ENV_AGENT_PORT",
     "METRICS_EXPORT_PORT",
@@ -36,20 +43,27 @@ def main(settings: dict[str, Any]) -> str:
     it cannot be started, is returned.
 
     ``settings``: Ray's own (``RayParams``). ``join``: a file, for which it waits, with the address
-    of the head to join; without it this is the head. ``workers``: so many processes import Ray
-    before anybody asks for them.
+    of the head to join; without it this is the head. ``workers``: so many processes are there
+    before anybody asks for them, with ``imports`` behind them.
     """
-    import ray
+    # Ray reads these when it is imported, which is before its workers are forked. They ask by the
+    # second whether the process lives that has started them: this one ends with its raylet.
+    with kept_environment({"RAY_JOB_ID": _NO_JOB, "RAY_RAYLET_PID": str(os.getpid())}):
+        import ray
     from ray import _raylet as raylet
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     place, workers = settings.pop("join", None), settings.pop("workers", 0)
+    imports = settings.pop("imports", ())
     if not hasattr(raylet, "AuthenticationTokenLoader"):
         return f"Ray {ray.__version__} cannot ask for a token; 2.52 and newer can"
     if place is not None and "_head_temp_dir" not in Node.__init__.__code__.co_names:
         # Ray's issue 57735: its sockets and logs would be where the head has them, open to all.
         return f"Ray {ray.__version__} gives a joining node no folder of its own; newer ones do"
+    forks = None
+    if workers:  # before Ray has threads here
+        forks = Forks(f"{settings['temp_dir']}.forks", imports)
     if place is not None:
         settings["gcs_address"] = _wait_for(Path(place))
     ports = dict(zip(_AGENT_PORTS, _free_ports(), strict=True))
@@ -70,7 +84,7 @@ def main(settings: dict[str, Any]) -> str:
                     tell(self._session_dir, self._node_id, file, told)
             super().start_raylet(*arguments, **named)
 
-    from ray._private import services
+    from ray._private import services, utils
 
     start_process: Any = vars(services)["start_ray_process"]
 
@@ -81,9 +95,15 @@ def main(settings: dict[str, Any]) -> str:
             f"{flag}={instead[flag]}" if flag in instead else word
             for flag, word in zip(flags, command, strict=True)
         ]
+        if forks is not None and _WORKER in flags:
+            number = flags.index(_WORKER)
+            words[number] = f"{_WORKER}={forks.command(words[number][len(_WORKER) + 1 :])}"
         return start_process(words, *arguments, **named)
 
     vars(services)["start_ray_process"] = start_lean
+    # The libraries of the dashboard, which it would import to see whether they are there, take half
+    # of what is left of a start.
+    vars(utils)["get_dashboard_dependency_error"] = lambda: None
     settings |= {name.lower(): port for name, port in ports.items()}
     settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
     settings |= dict.fromkeys(("include_dashboard", "include_log_monitor"), False)

@@ -6,9 +6,9 @@ The module ``ray`` comes in as a value: only ``executors/ray.py`` imports it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -17,13 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
 from muster.base.shown_text import shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
+from muster.farm.executors.ray_links import ADDRESS
 
 _ANSWER_S = 5.0
+#: What a start of Ray may take to end once what it waits for is gone.
+_GIVE_UP_S = 10.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
@@ -46,6 +51,9 @@ class RaySession:
         self._hosts: RayHosts | None = None
         self._guard: dict[str, str] = {}
         self._is_ours = self._is_joined = self._is_ready = False
+        self._thread: threading.Thread | None = None  # in which Ray is started, or joined
+        self._has_joined, self._is_over = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
         self._restore: Callable[[], None] | None = None
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -65,15 +73,14 @@ class RaySession:
             raise
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether actors can be asked for. Where hosts are brought up it waits no longer than
-        that, and else until it is so.
-        """
+        """Whether actors can be asked for; waits no longer than that for it."""
         if self._is_ready:
             return True
         if self._is_ours and not self._is_joined:
             if self._hosts is not None and not self._hosts.has_head(timeout_s):
                 return False
-            self._connect()
+            if not self._has_connected(timeout_s):
+                return False
             self._is_joined = True
         if self._hosts is not None and not self._hosts.is_up(timeout_s):
             return False
@@ -87,27 +94,69 @@ class RaySession:
             yield self._hosts.news.get()
 
     def close(self) -> None:
-        if self._is_joined:
+        if self._thread is not None and not self._has_joined.is_set():
+            # Nothing ends a start of Ray from outside but the end of what it waits for.
+            self._kill_started()
+            if self._hosts is not None:
+                self._hosts.close()
+            self._has_joined.wait(_GIVE_UP_S)
+        has_begun = self._has_joined.is_set() and self._error is None
+        if has_begun:
             self.ray.shutdown()
         if self._restore is not None:
             self._restore()
         if self._hosts is not None:
             self._hosts.close()
-        if self._guard and self._is_joined:
+        if self._guard and has_begun:
             _read_environment_again(self.ray)  # the next cluster has another token
+        self._is_over.set()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _has_connected(self, timeout_s: float) -> bool:
+        """In a thread, as Ctrl-C is to be heard meanwhile. Raises what went wrong."""
+
+        def connect() -> None:
+            try:
+                self._connect()
+            except BaseException as error:
+                self._error = error
+            self._has_joined.set()
+            # The kernel ends what Ray has started with the thread that did it.
+            self._is_over.wait()
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=connect, name="ray-start", daemon=True)
+            self._thread.start()
+        has_joined = self._has_joined.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return has_joined
+
+    def _kill_started(self) -> None:
+        """What has been started so far for a cluster on this machine."""
+        if self._folder is None:
+            return
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(self._folder in word for word in child.cmdline()):
+                    child.kill()
+
     def _connect(self) -> None:
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it has no handler of SIGTERM in a thread
         if self._request.address is not None:
             check_address(self._request.address)
-            with _own_sigterm(), kept_environment():
+            with kept_environment():
                 self._join(self._request.address, settings)
             return
         check_can_authenticate(self.ray)
         if self._hosts is not None:
-            with _own_sigterm(), kept_environment(self._guard):
+            near: Any = contextlib.nullcontext()
+            if self._hosts.goes_through_ssh:
+                settings["_node_ip_address"] = ADDRESS
+                near = _at_loopback(self.ray)
+            with kept_environment(self._guard), near:
                 _read_environment_again(self.ray)
                 self._join(self._hosts.address, settings)
             return
@@ -119,7 +168,7 @@ class RaySession:
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.
             inner = str(Path(self._folder or "") / "r")
             settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
-        with _own_sigterm(), kept_environment(self._guard):
+        with kept_environment(self._guard):
             try:
                 _read_environment_again(self.ray)
                 self.ray.init(**settings)
@@ -283,14 +332,15 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 
 
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Ray takes the handler of SIGTERM for itself; ours drains the run."""
-    before = signal.getsignal(signal.SIGTERM)
+def _at_loopback(ray: Any) -> Iterator[None]:
+    """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
+    services = ray._private.services
+    usual = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
     try:
         yield
     finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        services.resolve_ip_for_localhost = usual
 
 
 def _short_folder() -> str:

@@ -1,0 +1,67 @@
+"""Which of Ray's ports are forwarded where, when its connections go through SSH."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+
+from muster.farm.executors.ray_links import find_ports, forwards, share_out
+from muster.hosts.connection import Connection, ssh_command
+from muster.hosts.names import Host
+
+WORKERS = {"localhost": 0, "a": 2, "b": 3}
+
+
+def test_no_two_hosts_have_a_port_in_common_and_the_head_alone_has_a_store() -> None:
+    ports = share_out(21_000, WORKERS, "localhost")
+    every = [port for one in ports.values() for port in one.all]
+    assert len(every) == len(set(every)) and min(every) == 21_000
+    assert {name for name, one in ports.items() if one.store is not None} == {"localhost"}
+    for name, count in WORKERS.items():
+        assert len(ports[name].workers) > count  # one that follows another, and the driver
+    settings = ports["a"].settings()
+    assert settings["worker_port_list"] == ",".join(map(str, ports["a"].workers))
+    assert "gcs_server_port" not in settings
+
+
+def test_each_port_of_another_host_is_forwarded_here_and_its_own_from_here() -> None:
+    ports = share_out(21_000, WORKERS, "localhost")
+    words = forwards("a", ports)
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    for owner, its in ports.items():
+        flag = "-L" if owner == "a" else "-R"
+        for port in its.all:
+            assert (flag, f"127.0.0.1:{port}:127.0.0.1:{port}") in pairs
+    assert len(pairs) == sum(len(one.all) for one in ports.values())
+    assert set(Counter(pairs).values()) == {1}
+
+
+def test_ssh_forwards_what_it_is_told_and_else_nothing() -> None:
+    plain = ssh_command(Host("a"), "true")
+    assert "ClearAllForwardings=yes" in plain and not {"-L", "-R"} & set(plain)
+    words = forwards("a", share_out(21_000, WORKERS, "localhost"))
+    told = ssh_command(Host("a"), "true", words)
+    assert "ClearAllForwardings=yes" not in told  # which would take them away as well
+    assert set(words) <= set(told) and told.index("--") > told.index(words[-1])
+
+
+def test_a_port_that_somebody_listens_on_is_not_taken() -> None:
+    with Connection(Host("localhost")) as here:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            taken = server.getsockname()[1]
+            assert here.ask("are_free", "127.0.0.1", taken, 1) is False
+        ports = find_ports([here], WORKERS, "localhost")
+        every = [port for one in ports.values() for port in one.all]
+        assert here.ask("are_free", "127.0.0.1", min(every), len(every)) is True
+
+
+@pytest.mark.parametrize("words", [(), ("--on", "ray")])
+def test_through_ssh_without_hosts_is_refused(
+    muster_main: Callable[..., CompletedProcess[str]], words: tuple[str, ...]
+) -> None:
+    done = muster_main("sweep", "--grid", "x=1", "--through-ssh", *words, "--", "echo", "{x}")
+    assert done.returncode == 2 and "--through-ssh" in done.stderr
