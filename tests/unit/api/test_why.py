@@ -279,6 +279,7 @@ def test_an_element_of_an_array_is_resumed_by_its_place(tmp_path: Path) -> None:
     write(folder, *lines)
     with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
         ledger.execute("UPDATE tasks SET state = 0 WHERE task_id = 1")
+        ledger.execute("DELETE FROM results WHERE task_id = 1")
     found = why(find_run(str(folder.path)))
     assert found.state == "stopped"
     assert found.tries == (f"muster resume {folder.path}",)
@@ -312,6 +313,7 @@ def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
     array = folder_of("array", "collected", tmp_path / "a")
     with closing(sqlite3.connect(array.ledger)) as ledger, ledger:
         ledger.execute("UPDATE tasks SET state = 3 WHERE task_id = 1")
+        ledger.execute("DELETE FROM results WHERE task_id = 1")
     found = why(find_run(str(array.path)))
     retry = f"muster retry {array.path}/elements/N, then: muster collect {array.path}"
     assert found.state == "failed" and retry in found.tries

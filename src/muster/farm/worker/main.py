@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 
-    # What is imported stays: the collector would spend a tenth of the time on it, now and whenever
-    # it looks at everything. A target may turn it off or set its threshold on import, and that
-    # stays so.
+    # What is imported stays: the collector would spend a tenth of the time on it. A target may turn
+    # it off or set its threshold on import, and that stays so. Nothing is frozen: what an import
+    # leaves behind in a cycle may hold memory, of a GPU too, and goes with the first collection.
     threshold = gc.get_threshold()[0]
     gc.set_threshold(_NEVER)
     try:
@@ -81,7 +81,6 @@ def main(argv: list[str]) -> int:
         trace = traceback.format_exc().encode("utf-8", "replace")
         inbox.send(wire.pack([wire.BROKEN, message], trace))
         return _leave()
-    gc.freeze()
     if gc.get_threshold()[0] == _NEVER:
         gc.set_threshold(threshold)
     if setup["device"] != "cpu" and (unfit := why_unfit()):
