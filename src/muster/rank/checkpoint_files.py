@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor
 
 from muster.base.codec import read_json
 from muster.base.errors import SetupError
@@ -199,7 +198,7 @@ def load_state(
 
 
 def _room(owner: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    if isinstance(owner, DTensor) and shape == owner.shape:
+    if shape == owner.shape:  # and laid out as it is: fused optimizers go through memory as it lies
         return torch.zeros_like(owner.detach(), dtype=dtype)
     device = "cpu" if shape == torch.Size([]) else owner.device
     return torch.zeros(shape, dtype=dtype, device=device)

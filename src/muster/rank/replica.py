@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -24,6 +24,17 @@ _NO_BUFFERS: dict[str, Any] = (
     if torch.__version__ >= (2, 13)  # type: ignore[operator]
     else {"broadcast_buffers": False}
 )
+
+
+def may_fuse(parameters: Iterable[Tensor]) -> bool:
+    """Whether torch's fused optimizers, one pass over all parameters, are right for these.
+
+    They have no complex numbers. On a CPU they go through memory as it lies and look at no strides:
+    a parameter that is a view of some columns would be taken for other numbers (torch 2.13).
+    """
+    return all(
+        each.is_floating_point() and (each.is_cuda or each.is_contiguous()) for each in parameters
+    )
 
 
 class Replica(ABC):

@@ -28,7 +28,7 @@ from muster.base.shown_text import count
 from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
-from muster.rank.replica import Replica, make_replica
+from muster.rank.replica import Replica, make_replica, may_fuse
 from muster.rank.seeding import STEP, mix, seed_everything, use_deterministic
 from muster.rank.state import Say, Start, State, newest_state, seed_model
 from muster.rank.task import check_gives
@@ -142,7 +142,8 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     replica = make_replica(
         "ddp" if gang.num_ranks > 1 else "single", policy, gang, precision, has_unused=False
     )
-    optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5, fused=True)
+    fused = may_fuse(replica.parameters) or None
+    optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5, fused=fused)
     num_envs, device, scaler = config.num_envs, gang.device, precision.scaler()
     run = AgentRun(
         task=task,

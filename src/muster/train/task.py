@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from muster.rank.replica import may_fuse
 from muster.rank.task import find_class, make
 
 Split = Literal["train", "val", "test"]
@@ -105,8 +106,7 @@ class Task(ABC):
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """Make the optimizer, AdamW by default; its rates follow the schedule in proportion."""
         parameters = list(model.parameters())
-        # One pass over all parameters, where torch has it: it has none for complex numbers.
-        fused = all(each.is_floating_point() for each in parameters) or None
+        fused = may_fuse(parameters) or None  # one pass over all parameters; None: torch chooses
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027

@@ -104,7 +104,7 @@ class HarTask(Task):
 
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
+        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay)
 
 
 def vote(windows: Tensor, log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
