@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from muster.api.runs import Run
 from muster.api.sweeps.workload import Workload
 from muster.base.errors import MusterError, UsageError
 from muster.base.modules import names_at_top, read_source
@@ -15,6 +15,9 @@ from muster.base.target import parse_target
 from muster.cli.parse import UnknownFlag
 from muster.cli.values import as_program, is_script, values_of
 from muster.farm.look import static_signature
+
+if TYPE_CHECKING:
+    from muster.api.runs import Run
 
 
 def refuse_program(words: Sequence[str], flags: Collection[str]) -> None:

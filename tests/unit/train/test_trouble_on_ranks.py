@@ -20,7 +20,7 @@ from tests.unit.train.toy_tasks import (
 )
 
 from muster import MusterError
-from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.errors import TargetError, UsageError
 
 pytestmark = [
     pytest.mark.thorough,
@@ -57,7 +57,8 @@ WRONG: dict[str, tuple[int, Toy, dict[str, Any], type[MusterError], list[str]]] 
         ["Not even one sample per rank fits", "113 parameters"]),
     "mean": (2, MeanLoss(), {}, TargetError, ["MeanLoss.loss gave", "reduction='none'"]),
     "mean-score": (2, MeanScore(), {}, TargetError, ["MeanScore.score gave () for 'loss'"]),
-    "no-metric": (2, NoSuchMetric(), {}, UnknownNameError, ["acuracy", "loss"]),
+    "no-metric": (2, NoSuchMetric(), {}, TargetError,
+        ["acuracy", "metrics are loss, seen", "monitor = 'loss'"]),
     "empty": (2, Toy(samples=0), {}, TargetError, ["dataset('train') is empty"]),
     "all-none": (2, Toy(none_below=37), {}, TargetError, ["are all None"]),
     "all-none-val": (2, Toy(none_below=20), {}, TargetError, ["None"]),

@@ -26,7 +26,6 @@ from muster.api.start.notify import (
     send,
 )
 from muster.api.start.options import GangOptions, SweepOptions
-from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
 from muster.base import processes
 from muster.base.errors import MusterError
@@ -108,6 +107,7 @@ def run_services(
     ``uuids``: the GPUs that it has at the moment. ``node``: of a run on several nodes, each samples
     its own devices, and the first does the rest.
     """
+    from muster.api.trackers.guard import tracking  # here, as below: a dry run has no services
     from muster.monitor.recorder import record_run
 
     with ExitStack() as stack:

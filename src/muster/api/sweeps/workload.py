@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from muster.api.recipe import Recipe
-from muster.api.runs import refresh_export
 from muster.api.start.options import SweepOptions
 from muster.base.cells import placed
 from muster.base.code import Code, code_id, code_of, code_of_command
@@ -60,6 +59,7 @@ def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refresh_export(folder: RunFolder, ending: Ending) -> None:
+    from muster.api.runs import refresh_export  # here: a dry run writes no table
 
     refresh_export(folder)
 

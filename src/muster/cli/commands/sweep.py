@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.recipe import Recipe
-from muster.api.runs import Run
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions

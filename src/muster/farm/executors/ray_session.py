@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
 from muster.base.shown_text import shown_mib
@@ -54,6 +52,7 @@ class RaySession:
         self._thread: threading.Thread | None = None  # in which Ray is started, or joined
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        self._is_noted = False  # the error, and it is raised with the next look
         self._restore: Callable[[], None] | None = None
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -130,13 +129,20 @@ class RaySession:
             self._thread.start()
         has_joined = self._has_joined.wait(timeout_s)
         if self._error is not None:
-            raise self._error
+            # Not at once: Ray waits half a minute for its control store with the interpreter's
+            # lock, and a Ctrl-C of that time is to be heard before its error is.
+            if self._is_noted:
+                raise self._error
+            self._is_noted = True
+            return False
         return has_joined
 
     def _kill_started(self) -> None:
         """What has been started so far for a cluster on this machine."""
         if self._folder is None:
             return
+        import psutil  # here: only systems that it knows can import it
+
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if any(self._folder in word for word in child.cmdline()):
