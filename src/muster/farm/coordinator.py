@@ -413,6 +413,7 @@ class Coordinator:
             self._ledger.release(scheduler.open_tasks())
         if self._steering is not None and self._steering.is_over:
             self._listing.end()
+        self._ledger.index_keys()  # where the listing was stopped: older musters read it then
         self._ledger.commit()
         self._ledger.snapshot()
         why = [slot.quarantined for slot in scheduler.roster.slots if slot.quarantined]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.errors import LedgerError
+from muster.base.errors import LedgerError, SetupError
 from muster.farm.decisions import Policy
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
@@ -105,6 +105,26 @@ def test_tasks_that_are_added_meanwhile_are_not_there_twice(tmp_path: Path) -> N
         turn(ledger, tasks)
     assert ledger.last_task() == TOTAL
     ledger.close()
+
+
+def test_what_goes_wrong_meanwhile_is_what_is_told(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.begin()
+        ledger.forget_keys()
+        ledger.list_tasks(map(a_task, range(200_000)))
+        ledger.commit()
+
+        def look() -> None:
+            raise SetupError("another coordinator has gone on")
+
+        ledger.begin()
+        with pytest.raises(SetupError, match="another coordinator"):
+            ledger.index_keys(look)
+        ledger.roll_back()
+        ledger.begin()
+        ledger.index_keys()
+        ledger.commit()
+    assert is_unique(tmp_path / "ledger.sqlite")
 
 
 def test_a_turn_that_is_taken_back_leaves_the_index(tmp_path: Path) -> None:

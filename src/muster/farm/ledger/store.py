@@ -194,14 +194,23 @@ class Ledger(LedgerQueries):
         if self._has_keys:
             return
 
+        failed: list[BaseException] = []
+
         def look() -> int:
-            meanwhile()
-            return 0  # go on
+            try:
+                meanwhile()
+            except BaseException as error:  # SQLite would say nothing of it but that it has ended
+                failed.append(error)
+            return len(failed)  # 0: go on
 
         self._db.set_progress_handler(look, _LOOK_AFTER)
         try:
             with explained(self.path, "write"):
                 add_keys(self._db)
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
         finally:
             self._db.set_progress_handler(None, 0)
         self._has_keys = True

@@ -20,7 +20,7 @@ from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
-from muster.farm.worker.folders import Folders
+from muster.farm.worker.folders import Folders, removed_where_empty
 from muster.farm.worker.gather import Follower
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import can_watch, wait_for
@@ -88,7 +88,7 @@ def run_command(
         is_done = True
         return found
     finally:
-        has_saved = not folders.drop(saved, is_quiet=is_quiet)
+        has_saved = not removed_where_empty(saved)
         # Where it is done, what it saved is published in its folder.
         is_wanted = uses_folder or (is_done and has_saved)
         if not is_wanted and folders.drop(folder, is_quiet=is_quiet):

@@ -137,7 +137,7 @@ class Context:
         saved = f"{self._run_folder.checkpoints}/{self._key}"
         folders.make(own)
         self._has_files = True
-        folders.make(saved)
+        os.makedirs(saved, exist_ok=True)  # noqa: PTH103
         return own, saved
 
     def has_no_files(self) -> None:

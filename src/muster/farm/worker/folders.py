@@ -2,18 +2,19 @@
 
 Most commands leave both of them empty. To make and to remove them may cost more than all else that
 is done for a command: on ext4 a quarter of a millisecond of a processor and more, and milliseconds
-of waiting where the disk is mounted with ``discard``. So a worker keeps two empty folders, and
-renames them to the place where the next command looks for its own. Decision 0051 says when that is
-safe.
+of waiting where the disk is mounted with ``discard``. So a worker keeps an empty folder, and
+renames it to the place where the next command looks for its own. Decision 0051 says when that is
+safe; the shared folder is made and removed, as another attempt on another host may have it open.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
-_NUM_KEPT = 2
+_NUM_KEPT = 1
 #: What makes a folder another one than it was, beside what is in it: its mode and who owns it.
 _Nature = tuple[int, int, int]
 
@@ -34,11 +35,12 @@ class Folders:
 
     def make(self, path: str) -> None:
         """Make the folder, or leave it as it is where it is there."""
+        self._in_use.clear()  # one command at a time: what was not dropped is published
         if self._kept:
             name, nature = self._kept.pop()
             self._free.append(name)
             try:
-                os.rename(name, path)
+                os.rename(f"{name}/", path)  # with the slash nothing but a folder is taken
             except OSError:  # something is in the folder, or it is on another disk
                 pass
             else:
@@ -55,21 +57,27 @@ class Folders:
         nature = self._in_use.pop(path, None)
         if is_quiet and nature and self._free and self._keep(path, nature):
             return True
-        try:
-            os.rmdir(path)  # noqa: PTH106
-        except OSError:
-            return False
-        return True
+        return removed_where_empty(path)
 
     def _keep(self, path: str, nature: _Nature) -> bool:
         try:
-            if os.listdir(path) or _nature_of(path) != nature:
+            # A link to an empty folder has the same nature at both times, and is no folder of ours.
+            if os.listdir(path) or _nature_of(path) != nature or not stat.S_ISDIR(nature[0]):
                 return False
             os.rename(path, self._free[-1])
         except OSError:  # it is gone, or the place for it is
             return False
         self._kept.append((self._free.pop(), nature))
         return True
+
+
+def removed_where_empty(path: str) -> bool:
+    """Whether the folder is gone."""
+    try:
+        os.rmdir(path)  # noqa: PTH106
+    except OSError:
+        return False
+    return True
 
 
 def names_of_kept(spare: Path) -> list[str]:

@@ -22,6 +22,10 @@ from muster.farm.task import Order
 
 _CHUNK = 1 << 18
 
+_OTHER_MUSTER = (
+    "Muster was changed while this run goes on: a worker that has begun since does not understand "
+    "its coordinator. Start the run again; everything finished is saved."
+)
 #: A task, the tasks of one call, or None: the worker is to end.
 Entry = Order | list[Order] | None
 #: How a task is told to end early: at once, or at its next checkpoint.
@@ -126,6 +130,9 @@ class Inbox:
             case wire.SETUP:
                 self._setup.put(body)
             case wire.STOP:
+                self._entries.put(None)
+            case _:  # of a coordinator that has run since before an update: it would wait for ever
+                self.send(wire.pack([wire.BROKEN, _OTHER_MUSTER]))
                 self._entries.put(None)
 
     def _add(self, orders: list[Order], together: bool) -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from muster.base.codec import decode
@@ -63,8 +64,10 @@ def main(argv: list[str]) -> int:
             # What a command has left is a child of this process, which knows by it whether the
             # command's folders may be used again; a function's children are its own affair.
             set_subreaper(True)
-            spare = folder.spare_of(log.stem)
-            spare.parent.mkdir(exist_ok=True)
+            if set_subreaper(True):  # it holds: a sandbox may refuse it
+                spare = folder.spare_of(log.stem)
+                with suppress(OSError):  # then the folders are made as those of functions are
+                    spare.parent.mkdir(exist_ok=True)
         performer = Performer(
             targets,
             folder,
