@@ -139,19 +139,6 @@ def replace_environment(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
-def show_in_place(name: str, kept_free: str, value: str) -> None:
-    """Write a value where the kernel shows the first environment of this process, in which
-    ``kept_free`` stands for it. By that alone others find this process, and what is forked from it.
-    """
-    import ctypes  # few need it
-
-    get = ctypes.CDLL(None).getenv
-    get.restype = ctypes.c_void_p
-    place, new, old = get(name.encode()), value.encode(), kept_free.encode()
-    if place and ctypes.string_at(place) == old and len(new) <= len(old):
-        ctypes.memmove(place, new.ljust(len(old), b"\0"), len(old))
-
-
 @contextmanager
 def kept_environment(values: Mapping[str, str] | None = None) -> Iterator[None]:
     """For a library that reads and writes this process's environment: it finds ``values`` there,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from muster.base.clock import human_duration
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
-from muster.farm.executors.forked import started_ahead
-
-if TYPE_CHECKING:
-    from muster.cli.map_flags import MapCommand
-    from muster.cli.parse import Parsed
+from muster.cli.map_flags import MapCommand, flags_of_map, read_map
+from muster.cli.parse import Parsed
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -32,22 +28,12 @@ Examples:
 """
 
 
-#: With one of these, no worker of this machine's Python will be started.
-_WITHOUT_WORKERS = {"-h", "--help", "--help-all", "--dry-run", "--python", "--on", "--hosts"}
-
-
 def main(argv: list[str]) -> int:
-    is_apart = any(word.partition("=")[0] in _WITHOUT_WORKERS for word in argv)
-    with nullcontext() if is_apart else started_ahead("muster.pipeline.chunk"):
-        from muster.cli.map_flags import flags_of_map  # while the process for workers imports
-
-        return start(flags_of_map(argv, _HELP), ("muster", "map", *argv))
+    return start(flags_of_map(argv, _HELP), ("muster", "map", *argv))
 
 
 def start(flags: Parsed, typed: Sequence[str]) -> int:
     """Do what the flags say. ``typed``: the command line that goes into the record."""
-    from muster.cli.map_flags import read_map
-
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)

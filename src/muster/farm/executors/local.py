@@ -29,7 +29,6 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.forked import Forked, ForkServerLost
 from muster.farm.executors.memory_group import MemoryGroup, MemoryGroups
 from muster.farm.executors.memory_watch import MemoryWatch, ends_first
 from muster.farm.executors.worker_process import (
@@ -67,7 +66,7 @@ class _Release:
 class _Started(NamedTuple):
     """A process that waits to be told what it is to do, and our end of its channel."""
 
-    process: subprocess.Popen[bytes] | Forked
+    process: subprocess.Popen[bytes]
     socket: socket.socket
 
 
@@ -75,7 +74,7 @@ class _Started(NamedTuple):
 class _Worker:
     worker_id: int
     slot: SlotSpec
-    process: subprocess.Popen[bytes] | Forked
+    process: subprocess.Popen[bytes]
     channel: Channel
     log: str
     pidfd: int = -1
@@ -165,12 +164,6 @@ class LocalExecutor:
 
     def _begin(self, slot: SlotSpec) -> _Started:
         """Start a process for a worker; it imports nothing of the user's before it is set up."""
-        try:
-            return self._started(slot)
-        except ForkServerLost:  # with another socket, and as a process of its own
-            return self._started(slot)
-
-    def _started(self, slot: SlotSpec) -> _Started:
         ours, theirs = socket.socketpair()
         environment = environment_of(slot, self._mark)
         try:

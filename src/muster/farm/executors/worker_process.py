@@ -27,7 +27,6 @@ from muster.base.settings import (
 )
 from muster.farm import wire
 from muster.farm.decisions import signal_name
-from muster.farm.executors.forked import Forked, fork_worker
 from muster.farm.task import SlotSpec
 from muster.farm.worker.elsewhere import FINDER
 
@@ -174,12 +173,10 @@ def _in(python: str, code: str) -> list[str]:
 def start_worker(
     theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str],
     python: Path | None = None,
-) -> subprocess.Popen[bytes] | Forked:  # fmt: skip
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
     holds the other end of ``lifeline``. ``python``: another interpreter than this one.
     """
-    if python is None and (forked := fork_worker(theirs, log, lifeline, environment)):
-        return forked
     argv = [sys.executable, "-m", "muster.farm.worker.main"]
     if python is not None:
         argv = _in(interpreter(python), _WORK)

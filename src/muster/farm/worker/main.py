@@ -1,6 +1,5 @@
 """The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE]``.
 
-With ``fork`` before its arguments, it is what workers are forked from (`muster.farm.worker.forks`).
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
 standard output and error already go to the slot's log when it starts.
 """
@@ -35,11 +34,6 @@ _NEVER = 2**31 - 1
 
 
 def main(argv: list[str]) -> int:
-    if argv[0] == "fork":
-        from muster.farm.worker.forks import serve
-
-        arguments = serve(argv[1:])
-        return 0 if arguments is None else main(arguments)
     die_with_parent(int(argv[1]))
     if len(argv) > 2:
         end_group_with(int(argv[2]))

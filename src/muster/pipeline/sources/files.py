@@ -182,7 +182,7 @@ def fingerprint(
                 digest.update(block)
             return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "hash": digest.hexdigest()}
         footer = b"" if always_timed else _footer_of_parquet(stream, stat.st_size)
-        digest.update(footer or str(time_ns or stat.st_mtime_ns).encode())
+        digest.update(footer or str(stat.st_mtime_ns if time_ns is None else time_ns).encode())
         places = {0, max(0, (stat.st_size - _SAMPLE) // 2), max(0, stat.st_size - _SAMPLE)}
         for place in sorted(places):
             stream.seek(place)

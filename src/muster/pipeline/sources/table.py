@@ -138,14 +138,22 @@ def _check_still_there(file: Mapping[str, Any]) -> None:
             hint="put the old one back, or begin anew with --restart.",
         )
     # The time decides where it is the same. On another host a copy may have another.
-    time_ns: int = file["mtime_ns"]
-    if stat.st_mtime_ns != time_ns and fingerprint(path, time_ns=time_ns)["hash"] != file["hash"]:
+    if stat.st_mtime_ns != file["mtime_ns"] and not _is_copy(path, file):
         raise UsageError(
             f"{path} on {socket.gethostname()} has other content than when the run began, and as "
             "many bytes.",
             hint="put the old one back, or begin anew with --restart; where hosts have files of "
             "their own, give them the same one at that place, or none: then it is sent to them.",
         )
+
+
+def _is_copy(path: Path, file: Mapping[str, Any]) -> bool:
+    """Also as version 0.1.0 recorded it, whose hash of a large Parquet file had the time in it."""
+    hashes = (
+        fingerprint(path, always_timed=timed, time_ns=file["mtime_ns"])["hash"]
+        for timed in (False, True)
+    )
+    return file["hash"] in hashes
 
 
 def _from_hub(name: str, selection: Selection, options: InputOptions, folder: Path) -> Source:

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from muster.base.errors import UnknownNameError, UsageError
-from muster.pipeline.sources.files import spool_stream
+from muster.pipeline.sources.files import fingerprint, spool_stream
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import (
     InputOptions,
@@ -228,20 +228,34 @@ def test_a_worker_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
         reopen(described)
 
 
-@pytest.mark.parametrize("size_mib", [0, 65])
+@pytest.mark.parametrize("is_of_0_1_0", [False, True])  # which had the time in all such hashes
+@pytest.mark.parametrize(("name", "size_mib"), [("a.jsonl", 0), ("a.jsonl", 65), ("a.parquet", 65)])
 def test_a_worker_refuses_another_file_of_the_same_size_and_takes_a_copy(
-    tmp_path: Path, size_mib: int
+    tmp_path: Path, name: str, size_mib: int, is_of_0_1_0: bool
 ) -> None:
     """As on a host that has a file of its own at that place; a copy there has another time."""
-    path = tmp_path / "data.jsonl"
-    lines = LINES + b" " * (size_mib << 20) + b"\n"  # above 64 MiB samples stand for a file
-    path.write_bytes(lines)
+    path = tmp_path / name
+    _write_large(path, size_mib, b"x")  # above 64 MiB samples stand for a file
+    os.utime(path, ns=(0, 0))
     described = open_input(path, Selection(), folder=tmp_path / "input").describe()
+    if is_of_0_1_0:
+        [file] = described["files"]
+        file.update(fingerprint(path, always_timed=True))
     os.utime(path, ns=(1, 1))
     assert list(reopen(described).describe()["columns"]) == described["columns"]
-    path.write_bytes(lines.replace(b"x", b"y", 3))
-    with pytest.raises(UsageError, match=r"data.jsonl on .* has other content than when the run"):
+    _write_large(path, size_mib, b"y")
+    with pytest.raises(UsageError, match=rf"{name} on .* has other content than when the run"):
         reopen(described)
+
+
+def _write_large(path: Path, size_mib: int, letter: bytes) -> None:
+    if path.suffix == ".parquet":
+        table = pa.table({"data": [letter * (size_mib << 20)]})
+        pq.write_table(
+            table, path, compression="none", use_dictionary=False, write_statistics=False
+        )
+    else:
+        path.write_bytes(LINES.replace(b"x", letter) + b" " * (size_mib << 20) + b"\n")
 
 
 def test_a_second_start_finds_the_index(tmp_path: Path) -> None:
