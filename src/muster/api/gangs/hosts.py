@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome, Part, Watch
 from muster.api.gangs.host_plan import HostRanks, checked, facts_of, plan_on_hosts
-from muster.api.gangs.host_returns import tried_again
+from muster.api.gangs.host_returns import Tries, tried_again
 from muster.api.gangs.work import (
     GangAudience,
     GangEnding,
@@ -116,6 +116,7 @@ class _Drive:
         self._address = options.master_addr
         self._lost: set[str] = set()  # names of hosts
         self._returned: set[str] = set()  # with which the next start tries to begin
+        self._tries = Tries()
 
     def run(self, nodes: Sequence[HostRanks]) -> GangEnding:
         """Start on all of them; on the rest where some are lost and that is allowed; and on all of
@@ -128,8 +129,12 @@ class _Drive:
             )
             if ending.stopped_by or not (outcome.lost or outcome.back):
                 return ending
+            for name in self._returned - outcome.lost.keys():
+                self._tries.begun(name)
             self._returned = set(outcome.back)
             self._lost = (self._lost - self._returned) | outcome.lost.keys()
+            for name in outcome.lost:
+                self._tries.lost(name)
             rest = [node for node in nodes if node.host.name not in self._lost]
             others = ", ".join(node.host.name for node in rest)
             if not outcome.lost:
@@ -149,7 +154,7 @@ class _Drive:
         """A training saves for a host that is back. What a program has not saved would be lost, so
         it is left alone."""
         here = [node for node in nodes if node.host.name not in self._lost]
-        away = [node.host for node in nodes if node.host.name in self._lost]
+        away = [node.as_planned for node in nodes if node.host.name in self._lost]
         address = self._address if here[0] is nodes[0] else None
         if address is None is not self._options.master_addr:
             self._audience.warn(
@@ -163,16 +168,21 @@ class _Drive:
             way = Way(options.hosts_python, options.hosts_setup)
             with tried_again(
                 away, way, lambda found: checked(found, is_forced=options.force),
-                self._audience.warn,
+                self._audience.warn, self._tries,
             ) as returns:  # fmt: skip
                 return self._start(here, returns.names)
         except MusterError as error:
-            if not self._returned:
+            # It may be nobody's in particular, as that two do not reach each other.
+            without = self._returned if not error.host else self._returned & {error.host}
+            if not without:
                 raise
-            names = ", ".join(sorted(self._returned))
             why = str(error).partition("\n")[0]
-            self._audience.warn(f"goes on without {names}, as nothing could begin with it: {why}")
-            self._lost, self._returned = self._lost | self._returned, set()
+            for name in sorted(without):
+                then = self._tries.failed(name)
+                self._audience.warn(
+                    f"goes on without {name}, as nothing could begin with it: {why}; {then}"
+                )
+            self._lost, self._returned = self._lost | without, self._returned - without
             return self._start_on_those_here(nodes)
 
     def _paused(self, ending: GangEnding, what: str, rest: Sequence[HostRanks]) -> GangEnding:
@@ -192,7 +202,8 @@ class _Drive:
         )
 
     def _start(self, nodes: Sequence[HostRanks], back: Callable[[], tuple[str, ...]]) -> Outcome:
-        hosts, options, folder = [node.host for node in nodes], self._options, self._work.folder
+        hosts = [node.as_planned for node in nodes]
+        options, folder = self._options, self._work.folder
         way = Way(options.hosts_python, options.hosts_setup)
         with connected(hosts, way) as connections:
             checked(connections, is_forced=options.force)
@@ -204,10 +215,15 @@ class _Drive:
             ]
             with ThreadPoolExecutor(len(parts)) as pool:
                 try:
-                    list(pool.map(Part.learn, parts))
+                    list(pool.map(_learn, parts))
                     self._tell_of_clocks(parts)
                     address, port = self._meeting(connections)
-                    list(pool.map(lambda one: self._begin(one, nodes, address, port), parts))
+
+                    def begin(part: Part) -> None:
+                        with _blamed(part):
+                            self._begin(part, nodes, address, port)
+
+                    list(pool.map(begin, parts))
                 except BaseException:  # Ctrl-C: the pool waits for its threads
                     way.circle.end()
                     raise
@@ -301,6 +317,20 @@ class _Drive:
                 params["task"] = moved(_absolute(program["params"]["task"]))
             return {**program, "params": params}
         return {**program, "path": moved(_absolute(program["path"]))}
+
+
+@contextmanager
+def _blamed(part: Part) -> Iterator[None]:
+    try:
+        yield
+    except MusterError as error:
+        error.host = part.name
+        raise
+
+
+def _learn(part: Part) -> None:
+    with _blamed(part):
+        part.learn()
 
 
 def _absolute(path: Any) -> Any:
