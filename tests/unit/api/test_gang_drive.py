@@ -21,7 +21,7 @@ from muster.api.start.options import GangOptions
 from muster.base.errors import SetupError
 from muster.gang.spec import Entry, Script
 from muster.hosts.check import _gpus
-from muster.hosts.connection import Way
+from muster.hosts.connection import SSH, Way
 from muster.hosts.names import parse_hosts
 from muster.run.folder import RunFolder
 
@@ -58,7 +58,7 @@ class _Played(_Drive):
 
     fails: int
     starts: list[tuple[str, ...]]
-    error_of = "b"
+    error_of, rank_fails = "b", False
 
     def _start(self, nodes: Sequence[HostRanks], back: Any) -> Outcome:
         names = tuple(node.host.name for node in nodes)
@@ -66,6 +66,10 @@ class _Played(_Drive):
         if len(self.starts) == 1:
             return Outcome(ending=GangEnding(exit_code=75), lost={"b": "gone"})
         if names == ("a", "b"):
+            if self.rank_fails:
+                report = (f"rank 2 failed on {self.error_of}",)
+                ending = GangEnding(exit_code=1, report=report)
+                return Outcome(ending=ending, lost={}, culprit=self.error_of)
             if self.fails:
                 self.fails -= 1
                 error = SetupError("b: GPU 1 is not there.")
@@ -127,6 +131,48 @@ def test_what_is_the_fault_of_another_is_not_put_on_the_host_that_is_back(
     drive.error_of = "a"
     with pytest.raises(SetupError):
         drive.run(AB)
+
+
+def test_a_host_whose_gpu_is_broken_when_it_is_back_does_not_end_the_training(
+    played: tuple[_Played, list[str]],
+) -> None:
+    """It passes all checks, and a rank there fails."""
+    drive, said = played
+    drive.rank_fails = True
+    assert drive.run(AB).exit_code == 0
+    assert drive.starts.count(("a", "b")) == 4
+    assert sum("rank 2 failed on b" in text for text in said) == 3
+
+
+def test_a_rank_that_fails_on_a_host_that_was_always_there_ends_the_training(
+    played: tuple[_Played, list[str]],
+) -> None:
+    drive, _ = played
+    drive.rank_fails, drive.error_of = True, "a"
+    assert drive.run(AB).exit_code == 1 and drive.starts.count(("a", "b")) == 2
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_host_that_is_not_there_at_a_later_start_is_lost_and_at_the_first_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_first: bool
+) -> None:
+    monkeypatch.setenv(SSH, "false")  # nobody can be reached
+    work = GangWork(folder=RunFolder(tmp_path), program=Script(path="x.py"), kind="train")
+    options = GangOptions(hosts="localhost,b,c", min_nodes=1, max_restarts=1, hosts_setup=())
+    nobody: Any = None
+    drive = _Drive(work, options, GangAudience(), nobody, nobody, Code(()))
+    nodes = [
+        HostRanks(host=host, gpus=(), num_ranks=1, cpus=1)
+        for host in parse_hosts("localhost:cpu:1,b:cpu:1,c:cpu:1")
+    ]
+    if at_first:
+        with pytest.raises(SetupError, match="Cannot reach b"):
+            drive._start(nodes, tuple)
+        return
+    drive._has_begun, drive._returned = True, {"b"}
+    outcome = drive._start(nodes, tuple)
+    assert [*outcome.lost] == ["c"] and "Cannot reach c" in outcome.lost["c"]
+    assert [*outcome.failed] == ["b"] and not outcome.has_run
 
 
 def test_a_host_has_to_have_the_gpus_that_were_its() -> None:

@@ -160,11 +160,16 @@ News = queue.Queue[tuple[Part, dict[str, Any]]]
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a start ended. ``lost``: hosts by their names, and why each. ``back``: those for which
-    the ranks have ended, to begin again with them."""
+    the ranks have ended, to begin again with them. ``failed``: hosts that were back and with which
+    nothing could be done after all. ``has_run``: ranks have begun. ``culprit``: the host of the
+    rank that failed first, "" for none."""
 
     ending: GangEnding
     lost: Mapping[str, str]
     back: Sequence[str] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    has_run: bool = True
+    culprit: str = ""
 
 
 @dataclass
@@ -333,7 +338,7 @@ class Watch:
             write_json(self.folder.ending_json, ending.word)
         is_done = any(one.exit_code == EXIT_OK for one in endings)
         back = () if is_done or any(map(_has_failed, endings)) else self._back
-        return Outcome(ending=ending, lost=lost, back=back)
+        return Outcome(ending=ending, lost=lost, back=back, culprit=self._culprit())
 
     def _together(self, endings: Sequence[GangEnding]) -> GangEnding:
         # That something is saved holds where it is here.
@@ -365,6 +370,11 @@ class Watch:
         elif EXIT_REQUEUE in codes:
             how["exit_code"] = EXIT_REQUEUE
         return dataclasses.replace(found, **how)
+
+    def _culprit(self) -> str:
+        ends = {id(end): part for part in self.parts if part.ending for end in part.ending.ends}
+        culprit = find_culprit([e for p in self.parts if p.ending for e in p.ending.ends])
+        return "" if culprit is None else ends[id(culprit)].name
 
     def _report(self, endings: Sequence[GangEnding]) -> tuple[str, ...]:
         """Whose fault it was among the ranks of all hosts."""
