@@ -151,6 +151,6 @@ def test_what_keeps_connections_from_going_through_ssh_is_told(
     apart.start("q")
     done = muster_main(*words, "--hosts", "p:cpu,q:cpu")
     assert done.returncode == 3, done.stderr
-    assert "ports are not forwarded by q" in done.stderr
+    assert "q: Error: remote port forwarding failed" in done.stderr
     assert "AllowTcpForwarding yes" in done.stderr
     wait_for(lambda: not apart.processes("p") and not apart.processes("q"), 60)

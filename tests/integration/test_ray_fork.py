@@ -65,6 +65,42 @@ def test_a_worker_is_forked_with_the_words_the_environment_and_the_folder_of_its
         server.kill()
 
 
+def test_a_worker_that_exits_ends_with_its_code_and_what_it_has_registered(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "setup.py").touch()
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import atexit, sys, time\n"
+        "atexit.register(lambda: print('said at the end'))\n"
+        f"atexit.register(lambda: open({str(tmp_path / 'done')!r}, 'w').close())\n"
+        "time.sleep(3.2)\n"  # one that dies at once is another case
+        "sys.exit(0)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout and server.stdout.readline() == b"ready\n"
+        command = [sys.executable, str(tmp_path / "setup.py"), str(worker), "--language=PYTHON"]
+        done = subprocess.run(  # its output is open until the worker has ended
+            [sys.executable, "-I", "-S", ray_fork.__file__, place, *command], cwd=tmp_path,
+            check=False, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout == "said at the end\n" and not done.stderr, done
+        assert (tmp_path / "done").exists()
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("value", "code"), [(None, 0), (0, 0), (3, 3), (True, 1), (-1, 255), ("why", 1)]
+)
+def test_the_code_of_an_exit_is_pythons(
+    value: object, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ray_fork._code_of(SystemExit(value)) == code
+    assert capsys.readouterr().err == ("why\n" if value == "why" else "")
+
+
 def test_without_anybody_who_forks_it_becomes_what_was_meant_to_start(
     place: str, tmp_path: Path
 ) -> None:

@@ -36,6 +36,8 @@ class MusterError(Exception):
     """Base of all errors that are shown as text, without a traceback."""
 
     exit_code = EXIT_SETUP
+    #: Whose it is, where one of several hosts could not do its part.
+    host = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message if hint is None else f"{message}\nHint: {hint}")

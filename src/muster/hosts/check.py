@@ -49,6 +49,7 @@ def connect_all(
         try:
             return Connection(*pair, facts.get(pair[0].name))
         except SetupError as error:
+            error.host = pair[0].name
             return error
 
     with ThreadPoolExecutor(max(1, len(ways))) as pool:

@@ -44,7 +44,9 @@ _OPTIONS = (
 )  # fmt: skip
 #: None of the user's configuration either; it would take those away that are asked for as well.
 _NO_FORWARDS = ("-o", "ClearAllForwardings=yes")
-_SOME_FORWARDS = ("-o", "ExitOnForwardFailure=no")
+#: A port that somebody else listens on would have Ray's token sent to them.
+_SOME_FORWARDS = ("-o", "ExitOnForwardFailure=yes")
+_FORWARDS = ("localforward ", "remoteforward ", "dynamicforward ")
 _HELLO = b"muster-far-end"
 #: The first that has Muster, else the first that there is: it says at least what is missing. Each
 #: looks for itself, as starting one Python to look and another to work takes twice as long.
@@ -74,8 +76,6 @@ except BaseException:
     traceback.print_exc()
 os._exit(3)
 """
-
-
 _SILENT = "see whether the machine is overloaded, or the link broken."
 _FOREIGN = "see what else prints there: a login script, a line of --setup, sitecustomize of Python."
 #: In this shell, for what it sets; not with what is sent to Python as its stdin.
@@ -134,6 +134,8 @@ class Connection:
         self._writing = threading.Lock()  # never held for long: whoever hangs up takes it too
         self._last_call: threading.Timer | None = None
         way = way or Way()
+        if way.forwards and not host.is_local:
+            _refuse_other_forwards(host)
         code = resources.files("muster.hosts").joinpath("far_end.py").read_bytes()
         python = sys.executable if host.is_local else way.python
         shell = "bash" if way.setup else "sh"
@@ -336,12 +338,34 @@ class Connection:
 def ssh_command(host: Host, remote: str, forwards: Sequence[str] = ()) -> list[str]:
     """The ssh that runs a line on the host: it asks nobody anything, and forwards nothing but the
     ports that it is told."""
+    ports = (*_SOME_FORWARDS, *forwards) if forwards else _NO_FORWARDS
+    return [*_program(), *_OPTIONS, *ports, "--", host.name, f"exec {remote}"]
+
+
+def _program() -> list[str]:
     try:
-        program = shlex.split(variable(SSH) or "ssh")
+        return shlex.split(variable(SSH) or "ssh")
     except ValueError as error:
         raise UsageError(f"{SSH} cannot be read: {error}.") from None
-    ports = (*_SOME_FORWARDS, *forwards) if forwards else _NO_FORWARDS
-    return [*program, *_OPTIONS, *ports, "--", host.name, f"exec {remote}"]
+
+
+def _refuse_other_forwards(host: Host) -> None:
+    """Those of the user's own would be made a second time, which fails where they are in use."""
+    argv = [*_program(), *_OPTIONS, "-G", "--", host.name]
+    try:
+        told = subprocess.run(argv, capture_output=True, text=True, timeout=_CONNECT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"{shlex.join(argv)} cannot be run: {error}.") from None
+    if told.returncode:
+        why = clean_text(" ".join(told.stderr.split()))[-300:]
+        raise SetupError(f"ssh does not say how it reaches {host.name}: {why}")
+    if found := [line for line in told.stdout.splitlines() if line.startswith(_FORWARDS)]:
+        raise SetupError(
+            f"Your configuration of ssh forwards ports for {host.name} ({clean_text(found[0])}), "
+            "and Ray's are not to be mixed with them.",
+            hint=f"give {host.name} a second name in ~/.ssh/config without LocalForward, "
+            "RemoteForward and DynamicForward, and use that.",
+        )
 
 
 def _script(python: str | None, setup: Sequence[str], size: int) -> str:
@@ -363,6 +387,12 @@ def _remedy(name: str, said: str) -> str:
         return "use the machine's full name, or give it one in ~/.ssh/config."
     if "--setup has failed" in said:
         return "correct the line; it is read by bash, as after a login."
+    if "forwarding failed" in said or "local forwarding" in said:
+        return (
+            f"if {name} is the same machine as this one or as another host of the run, name each "
+            f"machine once, and this one localhost; allow it in sshd_config on {name} "
+            "(AllowTcpForwarding yes); else somebody has taken the port meanwhile: try again."
+        )
     if "no python3" in said:
         return "install Python 3.11 there with Muster, or say where it is: --hosts-python PATH."
     return f"see what this says: ssh -v {name} true"

@@ -30,7 +30,8 @@ _HOME, _NAME, _LOCK = "/tmp", "muster-hosts-", ".lock"  # sockets there have sho
 _LISTENERS: list[socket.socket] = []  # kept open to the end
 _CHILDREN: list[subprocess.Popen[bytes]] = []  # the one that was started
 _LEASES: list[Any] = []  # held until what uses the GPUs is gone
-_ENDING = threading.Lock()
+_ENDING, _TOUCHING = threading.Lock(), threading.Lock()  # none given back is touched
+_TOUCH_EVERY_S = 20.0  # a lease counts by itself when it was touched last
 
 
 def facts() -> dict[str, Any]:
@@ -143,7 +144,20 @@ def lease(uuids: list[str], run: str) -> list[str]:
                 problems.append(str(found))
     if problems:
         _give_back()
+    elif _LEASES:
+        threading.Thread(target=_keep_leases, daemon=True).start()
     return problems
+
+
+def _keep_leases() -> None:
+    """What clears old files away is not to take the locks of a run that lasts for days."""
+    while _LEASES:
+        with _TOUCHING:
+            for each in _LEASES:
+                with contextlib.suppress(Exception):  # a full disk: it is tried again
+                    told = each.touch()
+                    sys.stderr.write(told and told + "\n")
+        time.sleep(_TOUCH_EVERY_S)
 
 
 @contextlib.contextmanager
@@ -157,9 +171,10 @@ def _given_back() -> Iterator[None]:
 
 
 def _give_back() -> None:
-    while _LEASES:
-        with contextlib.suppress(Exception):
-            _LEASES.pop().release()
+    with _TOUCHING:
+        while _LEASES:
+            with contextlib.suppress(Exception):
+                _LEASES.pop().release()
 
 
 def listen(address: str) -> int:

@@ -18,9 +18,10 @@ import pytest
 from muster.api.gangs import host_parts
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import News, Outcome, Part, Watch
-from muster.api.gangs.work import GangAudience
-from muster.base.errors import EXIT_REQUEUE
+from muster.api.gangs.work import GangAudience, GangEnding
+from muster.base.errors import EXIT_REQUEUE, MusterError
 from muster.base.signals import Requests
+from muster.gang.blame import RankEnd
 from muster.hosts.connection import Connection
 from muster.hosts.names import LOCAL, Host
 from muster.run.folder import RunFolder
@@ -142,3 +143,45 @@ def test_an_answer_that_is_none_ends_the_start(start: _Start) -> None:
     start.connection.ask = lambda *_, **__: None  # type: ignore[method-assign]
     Part(0, start.connection, start.folder, Code(())).follow(news)
     assert news.get_nowait()[1]["event"] == "broken"
+
+
+def _watch(start: _Start, parts: list[Part]) -> Watch:
+    nobody: Any = _Nobody()
+    audience = GangAudience(say=start.hear, warn=start.hear)
+    return Watch(parts, 2, start.folder, audience, start.requests, nobody, 0.2)
+
+
+def test_the_reason_is_the_first_and_not_that_of_the_first_host(start: _Start) -> None:
+    parts = [Part(n, start.connection, start.folder, Code(())) for n in range(2)]
+    watch = _watch(start, parts)
+    watch._take(parts[1], {"event": "error", "text": "no GPU 1", "exit_code": 3})
+    watch._take(parts[0], {"event": "error", "text": "nobody has joined", "exit_code": 3})
+    with pytest.raises(MusterError, match="no GPU 1"):
+        watch._outcome()
+
+
+def test_what_ranks_have_to_begin_counts_from_when_they_are_watched(start: _Start) -> None:
+    watch = _watch(start, [])
+    watch.back = lambda: ("b",)
+    watch.run()
+    assert not watch._back
+    watch._obey()
+    assert not watch._back
+    watch._settled_s = 0.0
+    watch._obey()
+    assert watch._back == ("b",)
+
+
+def test_whose_rank_failed_first_is_known_by_its_host(start: _Start) -> None:
+    parts = [Part(n, start.connection, start.folder, Code(())) for n in range(2)]
+    watch = _watch(start, parts)
+    assert not watch._culprit()
+    parts[1].connection = _Named("b")  # type: ignore[assignment]
+    parts[0].ending = GangEnding(exit_code=1, ends=(RankEnd(rank=0, code=1, time_s=9.0),))
+    parts[1].ending = GangEnding(exit_code=1, ends=(RankEnd(rank=1, code=1, time_s=2.0),))
+    assert watch._culprit() == "b"
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.host = Host(name)

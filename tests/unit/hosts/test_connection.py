@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from tests.ray_cluster import wait_for
 
 from muster.base.errors import SetupError
 from muster.hosts import connection as connections
+from muster.hosts import far_end
 from muster.hosts.connection import SSH, Connection
 from muster.hosts.names import Host
 
@@ -102,3 +107,32 @@ def test_what_is_no_answer_is_told_with_its_host(greeting: Path, answer: str) ->
             connection.ask("echo", limit_s=20)
         connection._kill()
     assert len(str(caught.value)) < 400
+
+
+def test_a_lease_of_a_host_is_touched_as_long_as_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clears old files of /tmp away takes those that nobody has changed for days."""
+    folder = tmp_path / "leases"
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(folder))
+    # The far end is a text that is sent; times are shortened in a copy of the package's own.
+    sent = (
+        Path(far_end.__file__).read_text().replace("_TOUCH_EVERY_S = 20.0", "_TOUCH_EVERY_S = 0.1")
+    )
+    line = "import muster.devices.leases as of_leases; of_leases._TOUCH_EVERY_S = 0.0\n"
+    at = sent.index("def main()")
+    program = tmp_path / "far_end.py"
+    program.write_text(sent[:at] + line + sent[at:])
+    with subprocess.Popen(
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as far:
+        assert far.stdin and far.stdout
+        far.stdin.write(b'["lease", [["GPU-a"], "night"]]\n')
+        far.stdin.flush()
+        assert json.loads(far.stdout.readline()) == {"is": []}
+        (lock,) = folder.glob("*.lock")
+        os.utime(lock, (1.0, 1.0))
+        wait_for(lambda: lock.stat().st_mtime > 1.0, 10)
+        lock.unlink()
+        wait_for(lock.exists, 10)  # it is made anew, and ours
+        far.stdin.close()

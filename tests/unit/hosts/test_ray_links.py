@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from tests.ssh_hosts import SshHosts
 
+from muster.base.errors import SetupError
 from muster.farm.executors.ray_links import find_ports, forwards, share_out
-from muster.hosts.connection import Connection, ssh_command
+from muster.hosts.connection import SSH, Connection, Way, ssh_command
 from muster.hosts.names import Host
 
 WORKERS = {"localhost": 0, "a": 2, "b": 3}
@@ -46,6 +49,7 @@ def test_ssh_forwards_what_it_is_told_and_else_nothing() -> None:
     words = forwards("a", share_out(21_000, WORKERS, "localhost"))
     told = ssh_command(Host("a"), "true", words)
     assert "ClearAllForwardings=yes" not in told  # which would take them away as well
+    assert "ExitOnForwardFailure=yes" in told  # whoever has the port first would get Ray's token
     assert set(words) <= set(told) and told.index("--") > told.index(words[-1])
 
 
@@ -57,6 +61,38 @@ def test_a_port_that_somebody_listens_on_is_not_taken() -> None:
         ports = find_ports([here], WORKERS, "localhost")
         every = [port for one in ports.values() for port in one.all]
         assert here.ask("are_free", "127.0.0.1", min(every), len(every)) is True
+
+
+FORWARDS = ("-L", "127.0.0.1:21000:127.0.0.1:21000")
+
+
+@pytest.mark.parametrize(
+    "line", ["LocalForward 9 x:1", "RemoteForward 9 x:1", "DynamicForward 9", "LocalForward 9 /s"]
+)
+def test_what_the_user_forwards_to_a_host_is_not_mixed_with_rays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"Host a\n {line}\nHost *\n HostName 127.0.0.1\n Port 1\n")
+    monkeypatch.setenv(SSH, f"ssh -F {config}")
+    with pytest.raises(SetupError, match="Your configuration of ssh forwards ports for a"):
+        Connection(Host("a"), Way(forwards=FORWARDS))
+    with pytest.raises(SetupError, match="Cannot reach b"):
+        Connection(Host("b"), Way(forwards=FORWARDS))
+
+
+def test_a_forwarded_port_that_another_has_ends_the_connection(
+    ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On either side: who listens there would be sent Ray's token."""
+    for name, value in ssh_hosts.environment.items():
+        monkeypatch.setenv(name, value)
+    for flag in ("-L", "-R"):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            words = (flag, f"127.0.0.1:{port}:127.0.0.1:{port}")
+            with pytest.raises(SetupError, match=r"forwarding.*\n.*somebody has taken the port"):
+                Connection(Host("a"), Way(forwards=words))
 
 
 @pytest.mark.parametrize("words", [(), ("--on", "ray")])

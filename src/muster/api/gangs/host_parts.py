@@ -34,6 +34,9 @@ from muster.run.folder import RunFolder
 from muster.run.session import Session
 
 _LOOK_S, _BRING_S = 0.1, 0.5
+#: How long ranks must have worked before they are interrupted for a host that is back: what begins
+#: has nothing to save yet.
+_SETTLED_S = 10.0
 #: What the other nodes have to end by themselves when one has failed, before they are asked to.
 _NOTICE_S = 20.0
 #: Beyond its grace, what a node may take to end itself. What it takes to bring home what it has
@@ -68,6 +71,7 @@ class Part:
         self.signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.ending: GangEnding | None = None
         self.error: MusterError | None = None
+        self.failed_s = 0.0  # when it had the error
         self.is_over = False
         self.ended_s = 0.0
         self.is_home = False
@@ -76,6 +80,10 @@ class Part:
         self.skew_s = 0.0
         self._position = 0
         self._complaint = ""
+
+    def fail(self, error: MusterError) -> None:
+        error.host = self.name
+        self.error, self.failed_s = error, time.monotonic()
 
     @property
     def name(self) -> str:
@@ -152,11 +160,16 @@ News = queue.Queue[tuple[Part, dict[str, Any]]]
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a start ended. ``lost``: hosts by their names, and why each. ``back``: those for which
-    the ranks have ended, to begin again with them."""
+    the ranks have ended, to begin again with them. ``failed``: hosts that were back and with which
+    nothing could be done after all. ``has_run``: ranks have begun. ``culprit``: the host of the
+    rank that failed first, "" for none."""
 
     ending: GangEnding
     lost: Mapping[str, str]
     back: Sequence[str] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    has_run: bool = True
+    culprit: str = ""
 
 
 @dataclass
@@ -176,12 +189,14 @@ class Watch:
     _said: set[str] = field(default_factory=set)
     _stopped_by: int = 0
     _is_urgent: bool = False
+    _settled_s: float = 0.0
     _stop_at_s: float | None = None
     _kill_at_s: float | None = None
 
     def run(self) -> Outcome:
         """Raises what a host could not begin for."""
         news: News = queue.Queue()
+        self._settled_s = time.monotonic() + _SETTLED_S
         with self.requests.watched():
             for one in self.parts:
                 threading.Thread(
@@ -216,22 +231,24 @@ class Watch:
                     self._stop_at_s = min(self._stop_at_s or now_s + _NOTICE_S, now_s + _NOTICE_S)
             case "error":
                 part.ended_s = now_s
-                part.error = MusterError(f"{part.name}: {event['text']}")
-                part.error.exit_code = event["exit_code"]
+                error = MusterError(f"{part.name}: {event['text']}")
+                error.exit_code = event["exit_code"]
+                part.fail(error)
                 self._stop_at_s = now_s  # the others would wait for it to join them
             case "lost":
                 part.lost, part.is_over, self._stop_at_s = event["text"], True, now_s
                 self.audience.warn(f"{part.name} was lost: {part.lost}")
             case "broken":
-                part.error, part.is_over = SetupError(f"{part.name}: {event['text']}"), True
+                part.fail(SetupError(f"{part.name}: {event['text']}"))
+                part.is_over = True
                 self._stop_at_s = now_s
             case "over":
                 part.is_over = part.is_home = True
                 if part.ending is None and part.error is None:
                     said = event["text"] or "it says nothing"
-                    part.error = SetupError(
+                    part.fail(SetupError(
                         f"{part.name}: its part has ended with exit code {event['code']}: {said}"
-                    )
+                    ))  # fmt: skip
                     self._stop_at_s = now_s
 
     def _warn(self, part: Part, text: str) -> None:
@@ -248,7 +265,8 @@ class Watch:
             self._warn(self.parts[0], "muster cancel asks the run to end")
             self.requests.note(signal.SIGINT, None)
         now_s = time.monotonic()
-        if not (self._back or self._stopped_by or self._stop_at_s) and self.back():
+        is_settled = now_s > self._settled_s
+        if is_settled and not (self._back or self._stopped_by or self._stop_at_s) and self.back():
             self._back, self._stop_at_s = self.back(), now_s
             self.audience.warn(
                 f"{' and '.join(self._back)}: back again; the ranks save, and go on with it"
@@ -310,7 +328,8 @@ class Watch:
 
     def _outcome(self) -> Outcome:
         lost = {part.name: part.lost for part in self.parts if part.lost}
-        errors = [part.error for part in self.parts if part.error is not None]
+        by_age = sorted(self.parts, key=lambda part: part.failed_s)  # others follow the first
+        errors = [part.error for part in by_age if part.error is not None]
         if errors and not lost and not self._stopped_by and not self._back:
             raise errors[0]
         endings = [part.ending for part in self.parts if part.ending is not None]
@@ -319,7 +338,7 @@ class Watch:
             write_json(self.folder.ending_json, ending.word)
         is_done = any(one.exit_code == EXIT_OK for one in endings)
         back = () if is_done or any(map(_has_failed, endings)) else self._back
-        return Outcome(ending=ending, lost=lost, back=back)
+        return Outcome(ending=ending, lost=lost, back=back, culprit=self._culprit())
 
     def _together(self, endings: Sequence[GangEnding]) -> GangEnding:
         # That something is saved holds where it is here.
@@ -351,6 +370,11 @@ class Watch:
         elif EXIT_REQUEUE in codes:
             how["exit_code"] = EXIT_REQUEUE
         return dataclasses.replace(found, **how)
+
+    def _culprit(self) -> str:
+        ends = {id(end): part for part in self.parts if part.ending for end in part.ending.ends}
+        culprit = find_culprit([e for p in self.parts if p.ending for e in p.ending.ends])
+        return "" if culprit is None else ends[id(culprit)].name
 
     def _report(self, endings: Sequence[GangEnding]) -> tuple[str, ...]:
         """Whose fault it was among the ranks of all hosts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,11 @@ class HostRanks:
     gpus: tuple[int, ...]
     num_ranks: int
     cpus: int
+
+    @property
+    def as_planned(self) -> Host:
+        """The host with the GPUs that are its in this run, also where ``--hosts`` names none."""
+        return replace(self.host, gpus=self.gpus or None)
 
     @property
     def labels(self) -> list[str]:
@@ -114,10 +119,12 @@ def checked(connections: Sequence[Connection], *, is_forced: bool) -> list[Mappi
         for finding in judge(one.host, facts, here()):
             # Ray has no part in this, and here torch need not be installed.
             if finding.state == "failure" and finding.what not in ("ray", "torch"):
-                raise SetupError(
+                error = SetupError(
                     f"{one.host.name} cannot be used ({finding.what}: {finding.found}).",
                     hint=finding.fix,
                 )
+                error.host = one.host.name
+                raise error
         if one.facts["torch"] is None:
             raise SetupError(
                 f"{one.host.name} cannot be used: there is no torch for its Python "

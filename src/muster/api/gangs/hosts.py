@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome, Part, Watch
 from muster.api.gangs.host_plan import HostRanks, checked, facts_of, plan_on_hosts
-from muster.api.gangs.host_returns import tried_again
+from muster.api.gangs.host_returns import Tries, tried_again
 from muster.api.gangs.work import (
     GangAudience,
     GangEnding,
@@ -37,6 +38,7 @@ from muster.base.clock import human_duration
 from muster.base.code import code_id
 from muster.base.codec import as_read_back, to_json
 from muster.base.errors import (
+    EXIT_OK,
     EXIT_REQUEUE,
     EXIT_SOME_FAILED,
     MusterError,
@@ -47,7 +49,8 @@ from muster.base.shown_text import clean_text, shell_word
 from muster.base.signals import Requests, listening
 from muster.hosts.check import (
     SKEW_S,
-    connected,
+    close_all,
+    connect_all,
     how_to_link,
     try_links,
 )
@@ -116,6 +119,8 @@ class _Drive:
         self._address = options.master_addr
         self._lost: set[str] = set()  # names of hosts
         self._returned: set[str] = set()  # with which the next start tries to begin
+        self._tries = Tries()
+        self._has_begun = False
 
     def run(self, nodes: Sequence[HostRanks]) -> GangEnding:
         """Start on all of them; on the rest where some are lost and that is allowed; and on all of
@@ -126,30 +131,56 @@ class _Drive:
             ending = dataclasses.replace(
                 outcome.ending, restarts=max(restarts, outcome.ending.restarts)
             )
-            if ending.stopped_by or not (outcome.lost or outcome.back):
+            failed = self._failed(outcome)
+            if ending.stopped_by or not (outcome.lost or outcome.back or failed):
                 return ending
-            self._returned = set(outcome.back)
-            self._lost = (self._lost - self._returned) | outcome.lost.keys()
+            self._note(outcome, failed)
             rest = [node for node in nodes if node.host.name not in self._lost]
             others = ", ".join(node.host.name for node in rest)
+            gone = {**outcome.lost, **failed}
+            names, why = ", ".join(gone), "; ".join(gone.values())
+            least = self._options.min_nodes
+            if gone and (not rest or least is None or len(rest) < least):
+                return self._paused(ending, f"{names} was lost: {why}", rest or nodes)
             if not outcome.lost:
                 self._audience.warn(f"begins again on {others}")
                 continue
-            names = ", ".join(outcome.lost)
-            why = "; ".join(outcome.lost.values())
-            least = self._options.min_nodes
-            if not rest or least is None or len(rest) < least:
-                return self._paused(ending, f"{names} was lost: {why}", rest or nodes)
             if restarts == most:
                 return self._paused(ending, f"{names} was lost as well: {why}", rest)
             restarts += 1
             self._audience.warn(f"restart {restarts} of {most}, on {others}")
 
+    def _failed(self, outcome: Outcome) -> Mapping[str, str]:
+        """Hosts that were back, and with which nothing could be done after all: a GPU that is
+        broken shows in the ranks alone."""
+        ending, name = outcome.ending, outcome.culprit
+        has_failed = ending.exit_code not in (EXIT_OK, EXIT_REQUEUE)
+        if has_failed and not (outcome.lost or outcome.back) and name in self._returned:
+            return {name: ending.report[0] if ending.report else "a rank there has failed"}
+        return outcome.failed
+
+    def _note(self, outcome: Outcome, failed: Mapping[str, str]) -> None:
+        """Who is lost, and who is back, from now on."""
+        for name, why in failed.items():
+            then = self._tries.failed(name)
+            self._audience.warn(
+                f"goes on without {name}, as nothing could be done with it: {why}; {then}"
+            )
+        for name in outcome.lost:
+            self._tries.lost(name)
+        gone = outcome.lost.keys() | failed.keys()
+        if outcome.has_run:
+            for name in self._returned - gone:
+                self._tries.begun(name)
+            self._returned = set()
+        self._returned = (self._returned - gone) | set(outcome.back)
+        self._lost = (self._lost - set(outcome.back)) | gone
+
     def _start_on_those_here(self, nodes: Sequence[HostRanks]) -> Outcome:
         """A training saves for a host that is back. What a program has not saved would be lost, so
         it is left alone."""
         here = [node for node in nodes if node.host.name not in self._lost]
-        away = [node.host for node in nodes if node.host.name in self._lost]
+        away = [node.as_planned for node in nodes if node.host.name in self._lost]
         address = self._address if here[0] is nodes[0] else None
         if address is None is not self._options.master_addr:
             self._audience.warn(
@@ -163,17 +194,24 @@ class _Drive:
             way = Way(options.hosts_python, options.hosts_setup)
             with tried_again(
                 away, way, lambda found: checked(found, is_forced=options.force),
-                self._audience.warn,
+                self._audience.warn, self._tries,
             ) as returns:  # fmt: skip
                 return self._start(here, returns.names)
         except MusterError as error:
-            if not self._returned:
+            # It may be nobody's in particular, as that two do not reach each other.
+            without = self._returned if not error.host else self._returned & {error.host}
+            if not without:
                 raise
-            names = ", ".join(sorted(self._returned))
-            why = str(error).partition("\n")[0]
-            self._audience.warn(f"goes on without {names}, as nothing could begin with it: {why}")
-            self._lost, self._returned = self._lost | self._returned, set()
-            return self._start_on_those_here(nodes)
+            return _not_begun(failed=dict.fromkeys(sorted(without), _first_line(error)))
+
+    def _unreached(self, missing: Sequence[SetupError]) -> Outcome:
+        """That a host is not there ends no training that has begun, no more than at any other
+        moment."""
+        if not self._has_begun:
+            raise missing[0]
+        whys = {error.host: _first_line(error) for error in missing}
+        failed = {name: why for name, why in whys.items() if name in self._returned}
+        return _not_begun(failed, {n: why for n, why in whys.items() if n not in failed})
 
     def _paused(self, ending: GangEnding, what: str, rest: Sequence[HostRanks]) -> GangEnding:
         folder = self._work.folder
@@ -192,9 +230,15 @@ class _Drive:
         )
 
     def _start(self, nodes: Sequence[HostRanks], back: Callable[[], tuple[str, ...]]) -> Outcome:
-        hosts, options, folder = [node.host for node in nodes], self._options, self._work.folder
+        hosts = [node.as_planned for node in nodes]
+        options, folder = self._options, self._work.folder
         way = Way(options.hosts_python, options.hosts_setup)
-        with connected(hosts, way) as connections:
+        with ExitStack() as stack:
+            found = connect_all([(host, way) for host in hosts])
+            connections = [one for one in found if isinstance(one, Connection)]
+            stack.callback(close_all, connections)
+            if len(connections) < len(found):
+                return self._unreached([one for one in found if isinstance(one, SetupError)])
             checked(connections, is_forced=options.force)
             folder.ending_json.unlink(missing_ok=True)
             for old in folder.logs.glob("rank-*.error.json"):
@@ -204,13 +248,19 @@ class _Drive:
             ]
             with ThreadPoolExecutor(len(parts)) as pool:
                 try:
-                    list(pool.map(Part.learn, parts))
+                    list(pool.map(_learn, parts))
                     self._tell_of_clocks(parts)
                     address, port = self._meeting(connections)
-                    list(pool.map(lambda one: self._begin(one, nodes, address, port), parts))
+
+                    def begin(part: Part) -> None:
+                        with _blamed(part):
+                            self._begin(part, nodes, address, port)
+
+                    list(pool.map(begin, parts))
                 except BaseException:  # Ctrl-C: the pool waits for its threads
                     way.circle.end()
                     raise
+            self._has_begun = True
             num_ranks = sum(node.num_ranks for node in nodes)
             return Watch(
                 parts, num_ranks, folder, self._audience, self._requests, self._session,
@@ -301,6 +351,31 @@ class _Drive:
                 params["task"] = moved(_absolute(program["params"]["task"]))
             return {**program, "params": params}
         return {**program, "path": moved(_absolute(program["path"]))}
+
+
+def _not_begun(
+    failed: Mapping[str, str], lost: Mapping[str, str] = MappingProxyType({})
+) -> Outcome:
+    ending = GangEnding(exit_code=EXIT_REQUEUE)
+    return Outcome(ending=ending, lost=lost, failed=failed, has_run=False)
+
+
+def _first_line(error: MusterError) -> str:
+    return str(error).partition("\n")[0]
+
+
+@contextmanager
+def _blamed(part: Part) -> Iterator[None]:
+    try:
+        yield
+    except MusterError as error:
+        error.host = part.name
+        raise
+
+
+def _learn(part: Part) -> None:
+    with _blamed(part):
+        part.learn()
 
 
 def _absolute(path: Any) -> Any:

@@ -135,6 +135,8 @@ def _has_failed(begun_s: dict[int, float]) -> bool:
 
 def _become(told: list[str], numbers: list[int]) -> None:
     """Be the worker, as if it had been started with these words."""
+    import atexit
+    import contextlib
     import runpy
 
     folder, count, *rest = told
@@ -149,8 +151,25 @@ def _become(told: list[str], numbers: list[int]) -> None:
         os.environ[name] = value
     sys.argv[:] = words
     sys.path[0] = os.path.dirname(words[0])
-    runpy.run_path(words[0], run_name="__main__")
-    os._exit(0)
+    code = 0
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = _code_of(end)
+    # What a Python does at its end, but for its imports, which the process that forks has made.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _code_of(end: SystemExit) -> int:
+    """As Python has it: a text is said, and is a failure."""
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
 
 
 if __name__ == "__main__":

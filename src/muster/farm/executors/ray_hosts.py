@@ -278,7 +278,9 @@ class RayHosts:
         try:
             _checked(connection)
             if self._ports:
+                name = node.host.name
                 ray_links.check_forwards(connection, self._ports)
+                ray_links.check_reached(self._connections[LOCAL], {name: self._ports[name]})
             self._begin(node)
             self._finish(node)
         except SetupError as error:

@@ -94,7 +94,14 @@ def check_forwards(connection: Connection, ports: Mapping[str, Ports]) -> None:
             "taken there meanwhile: Ray's connections cannot go through SSH.",
             hint="name each machine once, and this one localhost; else try again.",
         )
-    places = [(ADDRESS, port) for owner, its in ports.items() if owner != name for port in its.all]
+    check_reached(connection, {owner: its for owner, its in ports.items() if owner != name})
+
+
+def check_reached(connection: Connection, ports: Mapping[str, Ports]) -> None:
+    """SetupError where the host, or this machine, does not reach these ports of other hosts. That
+    it is ssh which listens there, ssh itself has seen to: it ends where it cannot."""
+    name = connection.host.name
+    places = [(ADDRESS, port) for its in ports.values() for port in its.all]
     missing = [why for why in connection.ask("reach", places, limit_s=120.0) if why]
     if missing:
         raise SetupError(
