@@ -111,10 +111,13 @@ class Lease:
         """What clears old files of /tmp away is not to think that nobody needs the lock, and where
         it has removed it, the next one is ours as well."""
         path = Path(self._lock.lock_file)
+        is_there = False
         with suppress(OSError):
-            if self._file is not None and _file_at(path) == self._file:
+            is_there = self._file is not None and _file_at(path) == self._file
+        if is_there:
+            with suppress(OSError):  # a disk that takes no times has not lost the lock
                 os.utime(path, follow_symlinks=False)
-                return ""
+            return ""
         had, self._is_ours = self._is_ours, False
         with suppress(OSError, SetupError):
             make_shared_folder(path.parent)
