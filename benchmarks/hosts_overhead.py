@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import alternate, goal, machine, summary, table, write_json
 
 HOSTS = ("a", "b", "c")
+ONE_HOST = "functions: muster --hosts, one host"
 TARGET = "def work(i: int):\n    return {'i': i}\n"
 NOW = ("date", "+%s.%N")
 #: A rank, of which the first tells when it has the sum.
@@ -89,14 +90,14 @@ class Contest:
         self.steady.setdefault(name, []).append((len(times) - 1) / max(long_s, 1e-3))
         return count / (time.time() - begin)
 
-    def _sweep(self, name: str, count: int, *what: str) -> float:
+    def _sweep(self, name: str, count: int, *what: str, on: Sequence[str] = HOSTS) -> float:
         run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         (self.folder / "work.py").write_text(TARGET)
         listed = self.folder / "list.csv"
         listed.write_text("i\n" + "".join(f"{i}\n" for i in range(count)))
-        hosts = ",".join(f"{host}:cpu" for host in HOSTS)
-        words = ["sweep", "--list", str(listed), "--hosts", hosts, "--run-dir", str(run)]
+        hosts = ",".join(f"{host}:cpu" for host in on)
+        words = ["sweep", "--list", str(listed), f"--hosts={hosts}", "--run-dir", str(run)]
         begin = time.time()
         self._call([sys.executable, "-m", "muster", *words, *what])
         database = sqlite3.connect(run / "ledger.sqlite")
@@ -115,6 +116,9 @@ class Contest:
 
     def functions_of_muster(self) -> float:
         return self._sweep("functions: muster --hosts", self.functions, "work.py:work")
+
+    def functions_on_one_host(self) -> float:
+        return self._sweep(ONE_HOST, self.functions, "work.py:work", on=HOSTS[:1])
 
     def commands_of_muster(self) -> float:
         return self._sweep("commands: muster --hosts", self.commands, "--", "date", "+{i}")
@@ -222,6 +226,7 @@ class Contest:
     def contenders(self) -> dict[str, Callable[[], float]]:
         found = {
             "functions: muster --hosts": self.functions_of_muster,
+            ONE_HOST: self.functions_on_one_host,
             "functions: Ray by hand": self.ray,
             "commands: muster --hosts": self.commands_of_muster,
             "commands: GNU parallel --sshlogin": self.parallel,
