@@ -130,8 +130,15 @@ class Trial:
         return _mean([task.value_of(name) for task in self.tasks.values()])
 
     def spread_of(self, name: str) -> float | None:
+        """The standard deviation over the seeds; None where there is none: of one seed, or where
+        a seed has diverged."""
         values = [task.value_of(name) for task in self.tasks.values()]
-        return statistics.stdev(values) if len(values) > 1 else None
+        if len(values) < 2 or not all(map(math.isfinite, values)):
+            return None
+        try:
+            return statistics.stdev(values)
+        except OverflowError:  # beyond the largest number
+            return None
 
     @property
     def step(self) -> float | None:
@@ -140,7 +147,13 @@ class Trial:
 
 
 def _mean(values: list[float]) -> float:
-    return values[0] if len(values) == 1 else math.fsum(values) / len(values)
+    """NaN of two infinite values that cancel out, infinite beyond the largest number."""
+    if len(values) == 1:
+        return values[0]
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # which `sum` does not know
+        return sum(values) / len(values)
 
 
 #: So many trials are compared with all others at once: a few megabytes.

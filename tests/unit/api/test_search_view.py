@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -14,7 +15,7 @@ import pytest
 from tests.simulated_search import simulate
 
 from muster.api.report.search import _commands
-from muster.api.sweeps.search_state import SearchState, state_of, to_row
+from muster.api.sweeps.search_state import SearchState, numbers_of, state_of, to_row
 from muster.api.sweeps.search_view import (
     _comparable,
     budget,
@@ -25,6 +26,8 @@ from muster.api.sweeps.search_view import (
     rungs,
     view,
 )
+from muster.base.errors import MissingPackageError
+from muster.farm import canonical
 from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Ended, Ending, Heard, Point, Proposal, Record
 from muster.search.space import Space
@@ -263,3 +266,28 @@ def test_the_importance_of_a_search_that_ends_trials_early_is_that_at_the_first_
     assert (found["step"], found["trials"]) == (1, 200)
     assert [row["name"] for row in found["values"]] == ["lr", "opt"]
     assert found["values"][0]["value"] > 0.8
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1.7e308, -1.7e308])
+def test_a_setting_that_diverges_leaves_the_views_whole(value: float, direction: str) -> None:
+    def diverging(params: Mapping[str, Any], seed: int | None) -> list[float]:
+        if params["lr"] < 0.1:
+            return curve(params, seed)
+        return [value if seed or step > 4 else -value for step in range(1, 10)]
+
+    spec = SearchSpec(
+        space=SPACE, objectives=objectives(**{direction: ["accuracy"]}), seeds=(0, 1),
+        budget=Budget(trials=20), stopping=Stopping.from_text("asha:min=1,max=9"),
+    )  # fmt: skip
+    state = state_after(spec, simulate(spec, diverging, workers=3).records)
+    json.dumps(view(state), allow_nan=False)
+    with contextlib.suppress(MissingPackageError):
+        json.dumps(importance(state), allow_nan=False)
+    assert not any(math.isnan(number) for one in state.search.best(99) for number in one.values)
+
+
+def test_a_whole_number_beyond_all_floats_is_no_result_to_compare() -> None:
+    assert numbers_of(canonical.encode({"loss": 10**400, "ok": 2**70, "is": True})) == {
+        "ok": float(2**70), "is": 1.0,
+    }  # fmt: skip

@@ -31,6 +31,8 @@ SPACE = Space.from_texts(
      "momentum=uniform(0,0.99) if opt=sgd"]
 )  # fmt: skip
 RULES = ["none", "asha:max=27", "asha-stop:max=27", "hyperband:max=9", "median:startup=2"]
+#: What a training logs that has diverged, or soon will have.
+DIVERGED = (math.nan, math.inf, -math.inf, 1.5e308, -1.5e308, 5e-324)
 SAMPLERS = [pytest.param("qmc", marks=pytest.mark.thorough), "tpe", "cmaes", "nsga2"]
 
 
@@ -86,8 +88,8 @@ class Farm:
         return decisions
 
     def value(self, key: tuple[int, int | None]) -> float:
-        if self.random.random() < 0.03:
-            return math.nan
+        if self.random.random() < 0.1:
+            return self.random.choice(DIVERGED)
         lr = self.all[key].params["lr"]
         return (math.log10(lr) + 3) ** 2 + self.random.random() + 5 / (self.steps[key] or 1)
 

@@ -304,6 +304,6 @@ def _thin(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
         return x, y
     starts = range(0, len(x), size)
     return (
-        [math.fsum(x[i : i + size]) / len(x[i : i + size]) for i in starts],
-        [math.fsum(y[i : i + size]) / len(y[i : i + size]) for i in starts],
+        [sum(x[i : i + size]) / len(x[i : i + size]) for i in starts],
+        [sum(y[i : i + size]) / len(y[i : i + size]) for i in starts],
     )

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,10 @@ def moment_of(row: SearchRow) -> float | None:
 
 
 def numbers_of(value: bytes) -> dict[str, float]:
-    """The numbers among the fields of an encoded result."""
-    found = canonical.decode(value)
-    return {name: float(item) for name, item in found.items() if isinstance(item, int | float)}
+    """The numbers among the fields of an encoded result, without those too large for a float."""
+    numbers = {}
+    for name, item in canonical.decode(value).items():
+        if isinstance(item, int | float):
+            with suppress(OverflowError):
+                numbers[name] = float(item)
+    return numbers
