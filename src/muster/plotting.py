@@ -20,7 +20,8 @@ from muster.base.errors import how_to_install
 from muster.base.shown_text import one_line
 
 __all__ = [
-    "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "MARKS", "ORANGE", "PINK", "SKY", "YELLOW",
+    "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "MARKS", "ORANGE", "PINK", "SKY", "Undrawable",
+    "YELLOW",
     "dress", "grid", "legend", "log_ticks", "mosaic", "note_counts", "or_remark", "panels",
     "png_and_pdf", "safe", "save", "shade", "small_letters", "ticks", "whole_numbers",
 ]  # fmt: skip
@@ -37,11 +38,20 @@ _MOST_TICK = 18
 _SMALL: Any = {"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 7}
 
 
+class Undrawable(Exception):
+    """A figure that matplotlib gives up, as where the numbers lie further apart than a float can
+    say."""
+
+
 @contextmanager
 def or_remark(say: Callable[[str], object]) -> Iterator[None]:
-    """Where matplotlib is missing, a line says what brings it, and what draws here is left out."""
+    """What draws here is left out with a line that says why: matplotlib is missing, and what brings
+    it, or it cannot draw these numbers.
+    """
     try:
         yield
+    except Undrawable as error:
+        say(f"A figure is missing, because matplotlib cannot draw its numbers: {error}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
@@ -148,11 +158,19 @@ def ticks(names: Sequence[str]) -> list[str]:
 
 
 def save(figure: Any, *paths: Path) -> list[Path]:
-    """Into each of ``paths``, a PNG or, where it ends in .pdf, a PDF; whole or not at all."""
+    """Into each of ``paths``, a PNG or, where it ends in .pdf, a PDF; whole or not at all.
+
+    Undrawable where matplotlib gives up.
+    """
     for path in paths:
         with replacing(path) as beside, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn
-            figure.savefig(beside, dpi=150, format="pdf" if path.suffix == ".pdf" else "png")
+            # The distance of two numbers: what it comes to is said by what follows.
+            warnings.filterwarnings("ignore", message="overflow encountered")
+            try:
+                figure.savefig(beside, dpi=150, format="pdf" if path.suffix == ".pdf" else "png")
+            except (OverflowError, ValueError) as error:
+                raise Undrawable(str(error)) from error
     return list(paths)
 
 

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.report.content import Spread, in_words, table_of
+from muster.api.report.content import Spread, Text, in_words, table_of
 from muster.api.report.figures import (
     draw_confusion,
     draw_groups,
     draw_measured,
+    drawn,
     why_no_picture,
 )
 from muster.api.report.groups import Moments, best_first, grouped, shown_rows, whole_rows
@@ -140,6 +141,16 @@ def test_pictures_of_all_kinds_of_parameters(made: list[Task], tmp_path: Path) -
     png, pdf = draw_groups(found, tmp_path / "results", "title")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("size", [1e6, 1e300, 1.7e308])
+def test_numbers_too_far_apart_cost_a_picture_and_not_the_page(size: float, tmp_path: Path) -> None:
+    made: list[Task] = [({"lr": n, "seed": 0}, {"loss": size * (-1) ** n}, True) for n in range(4)]
+    paths, remarks = drawn(lambda: draw_groups(grouped(made), tmp_path / "results", "title"))
+    assert bool(paths) == (size < 1e308) == (not remarks)
+    assert sorted(tmp_path.iterdir()) == sorted(paths)  # nothing half drawn is left
+    for remark in remarks:
+        assert isinstance(remark, Text) and "cannot draw its numbers" in remark.text
 
 
 @pytest.mark.thorough
