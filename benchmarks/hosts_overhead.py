@@ -302,10 +302,14 @@ def main() -> None:
         )  # fmt: skip
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}, {about['versions']}")
     table(["", "first task", "range", "steady/s", "range", "whole/s"], rows)
+    for name in (ONE_HOST, "functions: muster --hosts"):
+        if name in record:
+            first = record[name]["first_s"]["median"]
+            where = "one warm host" if name == ONE_HOST else "three hosts that share these cores"
+            goal(f"first task on {where}", "< 3 s", f"{first:.1f} s", first < 3)
     ours = record.get("functions: muster --hosts")
     if ours is not None:
-        first, rate = ours["first_s"]["median"], ours["steady"]["median"]
-        goal("first task over SSH", "< 3 s", f"{first:.1f} s", first < 3)
+        rate = ours["steady"]["median"]
         goal("empty functions a second over 3 hosts", "≥ 5,000", f"{rate:,.0f}", rate >= 5_000)
     write_json(args.json, {"machine": about, "figures": record})
 
