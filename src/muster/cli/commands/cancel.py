@@ -7,7 +7,7 @@ from typing import Annotated
 
 from muster.api.experiments.experiment import find_experiment
 from muster.api.experiments.watching import latest, open_watched
-from muster.api.look.word import array_of, job_of, word_of
+from muster.api.look.listing import array_of, job_of, word_of
 from muster.api.runs import Run
 from muster.base.flags import Flag
 from muster.base.shown_text import shell_word

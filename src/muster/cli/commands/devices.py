@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     if flags.now and not what:
         raise UsageError("--now has no effect alone.", hint="add --release N or --only LIST.")
     if flags.run:
-        from muster.api.runs import find_run
+        from muster.api.look.listing import find_run
 
         run = find_run(flags.run)
         return _change(run, what, flags) if what else _show_run(run, as_json=flags.json)
