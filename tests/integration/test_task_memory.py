@@ -20,7 +20,7 @@ from muster.api.start.host_memory import tasks_that_fit, with_memory
 from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines, slots_of, take_devices, would_take
-from muster.base.memory_limit import host_memory_mib
+from muster.base.host_memory import host_memory_mib
 from muster.base.settings import read_settings
 from muster.devices.placement import Placement, Slot
 from muster.run.folder import RunFolder

@@ -7,8 +7,7 @@ import os
 from collections import Counter
 
 from muster.base.errors import UsageError
-from muster.base.held_memory import part_mib, tree
-from muster.base.memory_limit import host_memory_mib
+from muster.base.host_memory import host_memory_mib, part_mib, tree
 from muster.base.shown_text import shown_mib
 from muster.devices.placement import Placement
 

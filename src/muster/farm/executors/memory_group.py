@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.held_memory import tree
+from muster.base.host_memory import tree
 from muster.base.shown_text import shown_mib
 
 _MOVES = 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.held_memory import part_mib, seen_mib, session_trees
+from muster.base.host_memory import part_mib, seen_mib, session_trees
 from muster.base.shown_text import shown_mib
 
 #: Faster than one process fills memory, so that it is seen soon after it has come to its limit.
