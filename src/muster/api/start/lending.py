@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from muster.api.start.host_memory import tasks_that_fit
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import (
     Wanted,
@@ -34,6 +33,7 @@ from muster.devices.device_request import (
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease
+from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
 from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Event, Slots

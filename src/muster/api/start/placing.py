@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from muster.api.start.host_memory import tasks_that_fit, with_memory
 from muster.api.start.options import DeviceOptions, GangOptions, SweepOptions
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as
@@ -19,7 +18,7 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.packing import MOST_PER_GPU
+from muster.devices.packing import MOST_PER_GPU, tasks_that_fit, with_memory
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
