@@ -29,8 +29,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.memory_group import MemoryGroup, MemoryGroups
-from muster.farm.executors.memory_watch import MemoryWatch, ends_first
+from muster.farm.executors.memory_limits import MemoryGroup, MemoryGroups, MemoryWatch, ends_first
 from muster.farm.executors.worker_process import (
     TRACE_BYTES,
     Channel,
