@@ -20,12 +20,10 @@ from muster.web.content import (
     curves,
     devices,
     download,
-    map,
+    kinds,
     overview,
     runs,
-    search,
     task,
-    training,
 )
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
@@ -37,9 +35,9 @@ PAGES: dict[str, Callable[[Folder, Query], dict[str, Any]]] = {
     "task": task.content,
     "log": task.log,
     "curves": curves.content,
-    "search": search.content,
-    "training": training.content,
-    "map": map.content,
+    "search": kinds.of_search,
+    "training": kinds.of_training,
+    "map": kinds.of_map,
     "errors": overview.errors,
     "about": about.content,
 }
