@@ -6,7 +6,8 @@ of control groups (cgroup v1 and v2) are read here.
 
 What processes hold is what the kernel cannot take back from them without swapping or killing:
 memory of their own, shared memory, and what of it is swapped out. Pages of files, such as a data
-set that is mapped, it can."""
+set that is mapped, it can.
+"""
 
 from __future__ import annotations
 

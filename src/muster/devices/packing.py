@@ -1,5 +1,6 @@
 """How many workers there is room for: on a GPU, by the memory that tasks take there; and on the
-machine, by the host memory that ``--memory`` allows each."""
+machine, by the host memory that ``--memory`` allows each.
+"""
 
 from __future__ import annotations
 

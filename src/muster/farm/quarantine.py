@@ -3,7 +3,8 @@ which come back. Pure.
 
 A device that is broken fails a task in milliseconds where a healthy one takes minutes, so one that
 is believed too long fails all the tasks of a run. What its failures say is judged beside those of
-the others."""
+the others.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from muster.monitor.files import csv_header
 from muster.monitor.sample import COLUMNS
 from muster.run.folder import RunFolder
 from muster.run.session import hold
-from muster.web.content import about, compare, curves, kinds, overview, runs, task
+from muster.web.content import compare, curves, kinds, overview, runs, task
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
@@ -142,7 +142,7 @@ def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
     folders = Folders([tmp_path])
     made = [
         overview.errors(folder, Query()),
-        about.content(folder, Query()),
+        overview.about(folder, Query()),
         overview.content(folder, Query()),
         compare.content(folders, Query([("run", id_of(run.path)), ("task", "1")])),
     ]
@@ -257,7 +257,7 @@ def test_options_say_where_they_come_from(tmp_path: Path) -> None:
     record["options"] |= {"timeout_s": 300.0, "keep_going": True, "api_key": "secret-value"}
     record["options"] |= {"devices": "4", "cluster": {"num_workers": 3}}
     run.run_json.write_text(json.dumps(record))
-    found = {one["name"]: one for one in about.content(Folder(run.path), Query())["options"]}
+    found = {one["name"]: one for one in overview.about(Folder(run.path), Query())["options"]}
     assert found["retries"]["origin"] == found["timeout_s"]["origin"] == "command line"
     assert found["devices"]["origin"] == "command line", "by an alias of the flag"
     assert found["cluster.num_workers"]["origin"] == "command line", "by a flag with another name"
@@ -392,7 +392,7 @@ def test_what_was_planned_and_verified_is_on_the_page_about_a_run(tmp_path: Path
     folder.folder.verify_json.write_text(
         json.dumps([{"what": "gradients", "is_good": True, "token": "abc"}, "no finding"])
     )
-    found = about.content(folder, Query())
+    found = overview.about(folder, Query())
     assert found["plan"] == [{"devices": 2, "name": "step.value", "predicted": 0.5}]
     [finding] = found["doctor"]
     assert finding["what"] == "gradients" and finding["is_good"] is True
@@ -409,7 +409,7 @@ def test_the_page_about_a_run_says_which_code_has_changed_since(tmp_path: Path) 
     record |= {"cwd": str(tmp_path), "code": dict.fromkeys(names, digest) | {"torch": ""}}
     run.run_json.write_text(json.dumps(record))
     (tmp_path / "other.py").write_text("x = 2")
-    code = about.content(Folder(run.path), Query())["code"]
+    code = overview.about(Folder(run.path), Query())["code"]
     assert [one["since"] for one in code] == ["unchanged", "changed since", "", "", "unchanged", ""]
 
 

@@ -7,7 +7,8 @@ service with ``Delegate=yes``, in which ``--detach`` runs where lingering is on;
 a container and most jobs there is none, and a worker is watched instead (``MemoryWatch``).
 
 The kernel wants processes in the leaves of the tree alone, so this process goes into a group of
-its own beside those of its workers, and back when the last executor has closed."""
+its own beside those of its workers, and back when the last executor has closed.
+"""
 
 from __future__ import annotations
 

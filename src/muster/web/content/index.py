@@ -1,6 +1,7 @@
-"""What the pages hold: a function for each, from a run and a query to values that JSON has; the table
-of tasks and the curves as CSV and JSON, whole, written while they are read; and what is said where
-one fails."""
+"""What the pages hold: a function for each, from a run and a query to values that JSON has; the
+table of tasks and the curves as files, whole, written while they are read; and what is said where
+one fails.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,6 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.shown_text import one_line, without_secrets
 from muster.farm.canonical import csv_cell
 from muster.web.content import (
-    about,
     compare,
     curves,
     devices,
@@ -123,7 +123,7 @@ PAGES: dict[str, Callable[[Folder, Query], dict[str, Any]]] = {
     "training": kinds.of_training,
     "map": kinds.of_map,
     "errors": overview.errors,
-    "about": about.content,
+    "about": overview.about,
 }
 
 #: Of one run, as a file.

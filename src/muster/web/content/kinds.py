@@ -1,6 +1,7 @@
 """What only runs of one kind have a page for. Ranks (a training, an agent, a program): figures,
 ranks, checkpoints, evaluations. A map: where its records went, the state of its chunks, and what
-was rejected and why. A search: how it went, what it tried, and where trials were ended."""
+was rejected and why. A search: how it went, what it tried, and where trials were ended.
+"""
 
 from __future__ import annotations
 
