@@ -28,7 +28,7 @@ from muster.monitor.files import csv_header
 from muster.monitor.sample import COLUMNS
 from muster.run.folder import RunFolder
 from muster.run.session import hold
-from muster.web.content import compare, curves, kinds, overview, runs, task
+from muster.web.content import curves, kinds, overview, runs, task
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
@@ -144,7 +144,7 @@ def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
         overview.errors(folder, Query()),
         overview.about(folder, Query()),
         overview.content(folder, Query()),
-        compare.content(folders, Query([("run", id_of(run.path)), ("task", "1")])),
+        curves.compared(folders, Query([("run", id_of(run.path)), ("task", "1")])),
     ]
     assert len(made[0]["groups"]) == len(HOSTILE)
     for one in made:
@@ -271,17 +271,17 @@ def test_tasks_and_runs_are_compared_and_what_differs_is_first(tmp_path: Path) -
     folders = Folders([tmp_path])
     ids = [("run", id_of(run.path)) for run in (one, two)]
 
-    found = compare.content(folders, Query([ids[0], ("task", "1"), ("task", "2")]))
+    found = curves.compared(folders, Query([ids[0], ("task", "1"), ("task", "2")]))
     assert [row["name"] for row in found["settings"] if row["differs"]] == ["opt"]
     assert found["settings"][0]["values"] == ["adam", "sgd"]
     assert found["metrics"] == ["loss", "score"]
-    across = compare.content(folders, Query([*ids, ("task", "1"), ("task", "3")]))
+    across = curves.compared(folders, Query([*ids, ("task", "1"), ("task", "3")]))
     assert [column["run"] for column in across["columns"]] == ["one", "two"]
-    runs = compare.content(folders, Query(ids))
+    runs = curves.compared(folders, Query(ids))
     assert "run_dir" in [row["name"] for row in runs["settings"] if row["differs"]]
-    assert compare.content(folders, Query())["columns"] == []
+    assert curves.compared(folders, Query())["columns"] == []
     with pytest.raises(UsageError):
-        compare.content(folders, Query([*ids, ("task", "1"), ("task", "2"), ("task", "3")]))
+        curves.compared(folders, Query([*ids, ("task", "1"), ("task", "2"), ("task", "3")]))
 
 
 def test_records_of_a_map_add_up(tmp_path: Path) -> None:

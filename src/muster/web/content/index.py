@@ -21,7 +21,6 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.shown_text import one_line, without_secrets
 from muster.farm.canonical import csv_cell
 from muster.web.content import (
-    compare,
     curves,
     devices,
     kinds,
@@ -136,7 +135,7 @@ FILES: dict[str, Callable[[Folder, Query], Rows]] = {
 TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "runs": runs.content,
     "devices": devices.content,
-    "compare": compare.content,
+    "compare": curves.compared,
 }
 _MOST_SAID = 50
 

@@ -1,4 +1,6 @@
-"""The page of a run: its verdict, how far it is, who worked when; and what failed, by cause."""
+"""The pages of a run: its verdict, how far it is, who worked when; what failed, by cause; and how
+it was set up: command, code, environment, options and where they come from, plan.
+"""
 
 from __future__ import annotations
 
