@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
-    from muster.api.sweeps.devices import change_devices
+    from muster.api.sweeps.adding import change_devices
 
     answer = change_devices(run, what, now=flags.now)
     if flags.json:
