@@ -17,10 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome, Part, Watch
-from muster.api.gangs.host_plan import HostRanks, checked, facts_of, plan_on_hosts
-from muster.api.gangs.host_returns import Tries, tried_again
+from muster.api.gangs.host_plan import (
+    Code,
+    HostRanks,
+    Tries,
+    checked,
+    facts_of,
+    plan_on_hosts,
+    tried_again,
+)
 from muster.api.gangs.work import (
     GangAudience,
     GangEnding,

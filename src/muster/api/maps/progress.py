@@ -1,7 +1,8 @@
-"""How far a map has got: counted in records for whoever looks on, and as numbers over time.
+"""What a map writes while it runs: how far it has got, counted in records for whoever looks on and
+as numbers over time; and its output, all of it in any order, or its beginning.
 
-The numbers are lines of ``metrics.jsonl``, whose steps are records that are done, so that
-`muster metrics` and trackers have curves of a map as they have of a training.
+The numbers are lines of ``metrics.jsonl``, whose steps are records that are done, so that `muster
+metrics` and trackers have curves of a map as they have of a training.
 """
 
 from __future__ import annotations

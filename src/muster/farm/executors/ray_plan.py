@@ -137,8 +137,8 @@ class Ports:
 def share_out(first: int, workers: Mapping[str, int], head: str) -> dict[str, Ports]:
     """Ports from ``first`` on for each host, by its name; ``workers``: how many of ours it has."""
     found = {}
-    for name, count in workers.items():
-        last = first + 2 + 2 * count + _SPARE
+    for name, number in workers.items():
+        last = first + 2 + 2 * number + _SPARE
         store = last if name == head else None
         found[name] = Ports(first, first + 1, tuple(range(first + 2, last)), store)
         first = last + 1
