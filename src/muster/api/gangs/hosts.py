@@ -337,7 +337,7 @@ class _Drive:
         }  # fmt: skip
         data = to_json(about)
         connection.ask("put", "part.json", 0, len(data), after=data)
-        argv = [connection.facts["python"], "-u", "-P", "-m", "muster.api.gangs.node"]
+        argv = [connection.facts["python"], "-u", "-P", "-m", "muster.api.gang_node"]
         connection.ask("begin", [*argv, f"{place}/part.json"], {}, _SILENCE_S)
 
     def _program_there(self, place: str) -> Any:
