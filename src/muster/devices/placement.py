@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from muster.base.errors import PlacementError, UsageError
-from muster.devices.device_request import DeviceRequest, parse_devices, parse_gpu_ids
-from muster.devices.inventory import Device, Inventory
+from muster.devices.inventory import Device, DeviceRequest, Inventory, parse_devices, parse_gpu_ids
 
 __all__ = [
     "DeviceRequest",

@@ -18,8 +18,7 @@ from muster.base.codec import to_json
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
-from muster.devices.device_request import DeviceRequest, parse_devices
-from muster.devices.inventory import Inventory
+from muster.devices.inventory import DeviceRequest, Inventory, parse_devices
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.checks.table import run_checks

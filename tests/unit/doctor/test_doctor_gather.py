@@ -9,8 +9,7 @@ import pytest
 
 from muster.base.atomic_files import file_system_of
 from muster.base.errors import UsageError
-from muster.devices.device_request import parse_devices
-from muster.devices.inventory import Holder
+from muster.devices.inventory import Holder, parse_devices
 from muster.doctor.checks.host import network_disk
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import DiskFacts, Facts, NetworkFacts, load_facts

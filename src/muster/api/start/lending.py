@@ -24,14 +24,14 @@ from muster.base.codec import write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
 from muster.base.settings import Settings
 from muster.base.shown_text import shell_word, shown_mib
-from muster.devices.device_request import (
+from muster.devices.discovery import discover
+from muster.devices.inventory import (
     MOST_CPU_WORKERS,
     DeviceRequest,
+    Inventory,
     parse_devices,
     parse_gpu_ids,
 )
-from muster.devices.discovery import discover
-from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease
 from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
