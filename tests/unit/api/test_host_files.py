@@ -16,8 +16,8 @@ import psutil
 import pytest
 from tests.ray_cluster import wait_for
 
-from muster.api.gangs import host_files
 from muster.api import gang_node
+from muster.api.gangs import host_files
 from muster.api.gangs.host_files import Shared
 from muster.api.gangs.host_plan import Code, plan_hosts
 from muster.base.errors import SetupError, UsageError
