@@ -30,7 +30,7 @@ from muster.farm.executors.worker_process import (
     start_worker,
 )
 from muster.farm.task import Outcome, SlotSpec, Task
-from muster.farm.worker.folders import remove_kept
+from muster.farm.worker.files import remove_kept
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
