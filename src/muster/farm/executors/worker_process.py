@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
-from muster.base.modules import Interpreter
+from muster.base.modules import FINDER, Interpreter
 from muster.base.processes import RUN_MARKER, out_of_memory_kills
 from muster.base.settings import (
     CHECKPOINT_DIR,
@@ -40,7 +40,6 @@ from muster.farm.events import (
 )
 from muster.farm.executors.memory_limits import MemoryGroup, MemoryWatch
 from muster.farm.task import SlotSpec
-from muster.farm.worker.elsewhere import FINDER
 
 #: How much of a dead worker's last output is kept.
 TRACE_BYTES = 4096
@@ -103,8 +102,8 @@ class Channel:
 
 _WORK = """
 import muster.farm.worker.main as worker
-from muster.farm.worker import elsewhere
-elsewhere.bring_to_children(ours)
+from muster.base import modules
+modules.bring_to_children(ours)
 sys.exit(worker.main(sys.argv[1:]))
 """
 #: An editable install is a folder on the path, or a finder that maps names of modules to places.
