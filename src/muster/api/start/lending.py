@@ -37,7 +37,7 @@ from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
 from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Event, Slots
-from muster.farm.executors.table import CLUSTERS
+from muster.farm.executors.base import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder
