@@ -22,7 +22,6 @@ from muster.base.shown_text import one_line, without_secrets
 from muster.farm.canonical import csv_cell
 from muster.web.content import (
     curves,
-    devices,
     kinds,
     overview,
     runs,
@@ -134,7 +133,7 @@ FILES: dict[str, Callable[[Folder, Query], Rows]] = {
 #: Of everything that there is.
 TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "runs": runs.content,
-    "devices": devices.content,
+    "devices": runs.of_devices,
     "compare": curves.compared,
 }
 _MOST_SAID = 50

@@ -27,8 +27,8 @@ from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, plain_options
 from muster.run.session import is_held
 from muster.web.content import runs
-from muster.web.content.devices import devices_of
 from muster.web.content.plain import block, finite, line, listing, plain, settings
+from muster.web.content.runs import devices_of
 from muster.web.folder import Folder
 from muster.web.query import Query
 
