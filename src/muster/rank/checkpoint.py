@@ -48,10 +48,9 @@ from muster.rank.checkpoint_files import (
     crc32_of,
     expect_single_process,
     find_steps,
-    gather_parts,
-    sees_same,
     step_folder,
 )
+from muster.rank.checkpoint_travel import gather_parts, sees_same
 
 Tensors = Mapping[str, Tensor]
 _ASIDE = ".aside-"

@@ -26,7 +26,6 @@ from muster.rank.checkpoint import (
     put_back,
 )
 from muster.rank.checkpoint_files import (
-    bring,
     load_state,
     model_tensors,
     optimizer_scalars,
@@ -34,6 +33,7 @@ from muster.rank.checkpoint_files import (
     read_extra,
     step_folder,
 )
+from muster.rank.checkpoint_travel import bring
 from muster.rank.process_group import Gang
 from muster.rank.seeding import MODEL, mix, seed_everything
 from muster.rank.task import check_code

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from muster.rank.checkpoint_files import gather_parts
+from muster.rank.checkpoint_travel import gather_parts
 
 rank, place = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
