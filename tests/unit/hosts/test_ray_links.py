@@ -12,7 +12,7 @@ import pytest
 from tests.ssh_hosts import SshHosts
 
 from muster.base.errors import SetupError
-from muster.farm.executors.ray_plan import find_ports, forwards, share_out
+from muster.farm.executors.ray_links import find_ports, forwards, share_out
 from muster.hosts.connection import SSH, Connection, Way, ssh_command
 from muster.hosts.names import Host
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.base.errors import SetupError
 from muster.base.shown_text import clean_text
-from muster.farm.executors import ray_node, ray_pilot, ray_plan
+from muster.farm.executors import ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_plan import NO_WORKERS, Node, plan_nodes
 from muster.hosts.check import (
@@ -128,7 +128,7 @@ class RayHosts:
         self._connections: dict[str, Connection] = {}  # by host
         self._addresses: Mapping[str, str] = {}
         self._ways: Mapping[str, Way] = {}  # to hosts whose way is one of their own
-        self._ports: Mapping[str, ray_plan.Ports] = {}  # by host, where they go through SSH
+        self._ports: Mapping[str, ray_links.Ports] = {}  # by host, where they go through SSH
         self._has_head, self._is_up, self._is_over = (threading.Event() for _ in range(3))
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
@@ -226,19 +226,19 @@ class RayHosts:
     ) -> None:
         """Connect to the hosts anew, with Ray's ports forwarded, now that it is known which."""
         workers = {node.host.name: node.workers for node in (near, *far)}
-        ports = ray_plan.find_ports([*self._connections.values()], workers, LOCAL)
+        ports = ray_links.find_ports([*self._connections.values()], workers, LOCAL)
         close_all([self._connections.pop(node.host.name) for node in far])
         ways = []
         for node in far:
-            words = ray_plan.forwards(node.host.name, ports)
+            words = ray_links.forwards(node.host.name, ports)
             ways.append((node.host, dataclasses.replace(self._way, forwards=words)))
         self._ways = {host.name: way for host, way in ways}
         opened = open_all(ways, known)
         self._connections |= {one.host.name: one for one in opened}
         everybody = [*self._connections.values()]
         with ThreadPoolExecutor(len(everybody)) as pool:
-            list(pool.map(lambda one: ray_plan.check_forwards(one, ports), everybody))
-        self._addresses, self._ports = dict.fromkeys(workers, ray_plan.ADDRESS), ports
+            list(pool.map(lambda one: ray_links.check_forwards(one, ports), everybody))
+        self._addresses, self._ports = dict.fromkeys(workers, ray_links.ADDRESS), ports
 
     def _keep(self, far: Sequence[Node]) -> None:
         """Take hosts back that were lost, until it is over."""
@@ -279,8 +279,8 @@ class RayHosts:
             _checked(connection)
             if self._ports:
                 name = node.host.name
-                ray_plan.check_forwards(connection, self._ports)
-                ray_plan.check_reached(self._connections[LOCAL], {name: self._ports[name]})
+                ray_links.check_forwards(connection, self._ports)
+                ray_links.check_reached(self._connections[LOCAL], {name: self._ports[name]})
             self._begin(node)
             self._finish(node)
         except SetupError as error:

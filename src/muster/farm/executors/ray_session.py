@@ -22,7 +22,7 @@ from muster.base.settings import kept_environment
 from muster.base.shown_text import shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
-from muster.farm.executors.ray_plan import ADDRESS
+from muster.farm.executors.ray_links import ADDRESS
 
 _ANSWER_S = 5.0
 #: What a start of Ray may take to end once what it waits for is gone.
