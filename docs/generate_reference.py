@@ -17,8 +17,9 @@ from pathlib import Path
 
 os.environ.update(COLUMNS="100", NO_COLOR="1", TERM="dumb")
 
+from experiment_schema import experiment_schema
+
 import muster.run.folder
-from muster.cli.experiment_schema import experiment_schema
 from muster.cli.main import COMMANDS
 from muster.cli.main import main as run_command
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS

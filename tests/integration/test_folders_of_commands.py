@@ -14,7 +14,7 @@ import pytest
 
 import muster
 from muster.base.processes import IS_LINUX
-from muster.farm.worker.folders import Folders, remove_kept
+from muster.farm.worker.files import Folders, remove_kept
 
 #: Each command says what it finds, in a file beside the run.
 LOOK = """

@@ -108,7 +108,7 @@ PROGRAM = """
 import fcntl, filelock, json, os, signal, socket, sys, time
 from pathlib import Path
 from muster.base.settings import Settings
-from muster.devices.device_request import parse_devices
+from muster.devices.inventory import parse_devices
 from muster.devices.discovery import discover
 from muster.devices.leases import Lease, acquire
 from muster.devices.queue import Rules

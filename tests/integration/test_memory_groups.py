@@ -24,8 +24,8 @@ from tests import own_kernel
 from tests.processes import is_gone
 
 from muster import Run
-from muster.farm.executors import memory_group
-from muster.farm.executors.memory_group import MemoryGroups
+from muster.farm.executors import memory_limits
+from muster.farm.executors.memory_limits import MemoryGroups
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups of Linux")
 
@@ -89,7 +89,7 @@ def home() -> Iterator[Path]:
     if groups is None:
         pytest.skip("no control group is ours to divide here")
     groups.close()
-    found = memory_group._own_group(Path("/"))
+    found = memory_limits._own_group(Path("/"))
     assert found is not None
     yield found
     assert os.getpid() in _inside(found), "this process is not back in its group"
@@ -258,7 +258,7 @@ def test_where_our_group_is(what: str, tmp_path: Path) -> None:
     (tmp_path / "proc/self/mountinfo").write_text(f"22 26 0:5 / /proc rw - proc proc rw\n{mount}\n")
     if mount:
         (tmp_path / "proc/self/mountinfo").write_text(f"30 25 0:26 {mount}\n")
-    found = memory_group._own_group(tmp_path)
+    found = memory_limits._own_group(tmp_path)
     assert found == (None if expected is None else tmp_path / expected)
     assert MemoryGroups.open(tmp_path) is None, "its memory is not handed on to us"
 

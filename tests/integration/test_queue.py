@@ -217,7 +217,7 @@ MANY = """
 import filelock, json, os, random, signal, sys, time  # users may be unable to read this Python
 from pathlib import Path
 from muster.base.settings import Settings
-from muster.devices.device_request import parse_devices
+from muster.devices.inventory import parse_devices
 from muster.devices.leases import Lease
 from muster.devices.waiting import Wait, lease_in_turn
 

@@ -16,12 +16,12 @@ from tests.unit.api.test_lending import facts
 
 import muster
 from muster import Run, UsageError
-from muster.api.start.host_memory import tasks_that_fit, with_memory
 from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines, slots_of, take_devices, would_take
-from muster.base.memory_limit import host_memory_mib
+from muster.base.host_memory import host_memory_mib
 from muster.base.settings import read_settings
+from muster.devices.packing import tasks_that_fit, with_memory
 from muster.devices.placement import Placement, Slot
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask

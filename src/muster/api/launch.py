@@ -140,8 +140,7 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
     from muster.api.runs import Run
     from muster.api.start.earlier_work import move_aside
     from muster.api.start.lending import Lending
-    from muster.api.sweeps.housekeeping import Housekeeping
-    from muster.api.sweeps.rehearsal import Rehearsal
+    from muster.api.sweeps.housekeeping import Housekeeping, Rehearsal
     from muster.farm.work import work_off
     from muster.run.session import open_run
 
@@ -226,7 +225,7 @@ def _work(
     slots: tuple[SlotSpec, ...],
     settings: Settings,
 ) -> Work:
-    from muster.farm.executors.table import make_executor
+    from muster.farm.executors.base import make_executor
     from muster.farm.work import Work
 
     drive = workload.drive

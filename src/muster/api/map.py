@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.maps.growing import CopyingAhead, Growing
 from muster.api.maps.job import MapJob, Mapped, open_source, workload_of
-from muster.api.maps.progress import ProgressCurve, RecordCount
+from muster.api.maps.progress import CopyingAhead, Growing, ProgressCurve, RecordCount
 from muster.api.maps.publish import (
     Published,
     Tally,

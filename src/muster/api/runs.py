@@ -19,7 +19,6 @@ from muster.base.errors import (
     EXIT_SOME_FAILED,
     MissingPackageError,
     SetupError,
-    UnknownNameError,
     UsageError,
 )
 from muster.base.settings import child_environment, read_settings
@@ -33,7 +32,7 @@ from muster.farm.space import Space
 from muster.farm.steering import cancel_in
 from muster.farm.task import TaskState
 from muster.run import session
-from muster.run.folder import EXPERIMENT_FILE, RunFolder
+from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask, ask_to_cancel
 from muster.run.session import is_held
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from muster.api.trackers.metrics import Series
-
-_ROOT = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -416,53 +413,6 @@ def _tasks_in(ledger: LedgerReader) -> Tasks:
 def _asked(folder: RunFolder) -> bool:
     """Whether somebody works on this folder, and was asked to cancel what it does."""
     return is_held(folder) and ask_to_cancel(folder, lambda: is_held(folder))
-
-
-def find_runs(root: Path) -> list[Run]:
-    """The runs directly below ``root``, the one that worked last first."""
-    try:
-        folders = [RunFolder(path) for path in root.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise SetupError(f"Cannot look for runs in {root}: {error.strerror}.") from None
-    runs = [Run(folder.path) for folder in folders if folder.exists()]
-    return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
-
-
-def find_run(text: str) -> Run:
-    """A run by its path, or by its name below ``runs``; UsageError with the nearest name."""
-    for path in (Path(text), _ROOT / text):
-        if RunFolder(path).exists():
-            return Run(path)
-    if (stage := find_first_stage(text)) is not None:
-        raise UsageError(
-            f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
-            "begun.",
-            hint=f"go on with it: muster resume {shell_word(stage.folder.whole)}; "
-            f"look at its first stage: muster status {shell_word(stage.path)}",
-        )
-    for path in (Path(text), _ROOT / text):
-        if (path / EXPERIMENT_FILE).is_file():
-            listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
-            raise UsageError(
-                f"{path} is an experiment of several phases, each of which is a run.",
-                hint=f"name one of them: {listed}; "
-                f"`muster status {shell_word(path)}` shows them all.",
-            )
-    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
-
-
-def find_first_stage(text: str) -> Run | None:
-    """The first stage of a map that runs stage by stage and has only stages so far, else None.
-
-    The record of that stage has the whole command.
-    """
-    for path in (Path(text), _ROOT / text):
-        folder = RunFolder(RunFolder(path).stage(0))
-        if folder.exists() and not RunFolder(path).exists():
-            return Run(folder.path)
-    return None
 
 
 def refresh_export(folder: RunFolder) -> None:

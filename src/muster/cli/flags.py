@@ -13,7 +13,7 @@ from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli.output import ShownLevel
 from muster.cli.parse import Parsed, RunPlace
-from muster.farm.executors.table import CLUSTERS
+from muster.farm.executors.base import CLUSTERS
 from muster.farm.space import Space
 
 LogLevel = Literal["debug", "info", "warning"]

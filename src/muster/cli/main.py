@@ -94,7 +94,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "send a run to trackers: W&B, MLflow, trackio, TensorBoard",
     ),
     "cancel": (
-        "muster.cli.commands.cancel:main",
+        "muster.cli.commands.attach:cancel",
         "cancel what has not ended; what is finished is kept",
     ),
     "monitor": (

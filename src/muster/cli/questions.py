@@ -28,8 +28,7 @@ from muster.cli.parse import MissingFlag, Parsed
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, map_recipe
 from muster.devices.inventory import Device, Inventory
 from muster.devices.placement import busy_reason
-from muster.train.batches import learning_rate, plan_batches
-from muster.train.config import TrainConfig
+from muster.train.config import TrainConfig, learning_rate, plan_batches
 
 #: By the name of an option: the words after its flag; None: the command may decide.
 Answers = Mapping[str, tuple[str, ...] | None]

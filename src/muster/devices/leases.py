@@ -27,8 +27,7 @@ from muster.base.clock import Clock, SystemClock, iso_utc
 from muster.base.errors import SetupError
 from muster.base.processes import lineage
 from muster.base.settings import Settings
-from muster.devices.device_request import DeviceRequest
-from muster.devices.inventory import Inventory
+from muster.devices.inventory import DeviceRequest, Inventory
 from muster.devices.placement import Placement, place
 from muster.devices.queue import Rules
 from muster.devices.queue_rules import read_rules

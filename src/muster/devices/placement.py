@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from muster.base.errors import PlacementError, UsageError
-from muster.devices.device_request import DeviceRequest, parse_devices, parse_gpu_ids
-from muster.devices.inventory import Device, Inventory
+from muster.base.shown_text import count as counted
+from muster.devices.inventory import Device, DeviceRequest, Inventory, parse_devices, parse_gpu_ids
 
 __all__ = [
     "DeviceRequest",
@@ -193,7 +193,7 @@ def _check(request: DeviceRequest, per_gpu: int, gpus_per_task: int, cpu_count: 
     asked = len(request.ids) if request.kind == "ids" else request.count
     if request.kind in ("ids", "count") and asked is not None and asked % gpus_per_task:
         raise UsageError(
-            f"{request.text} names {_gpu_count(asked)}, which is not divisible by "
+            f"{request.text} names {counted(asked, 'GPU')}, which is not divisible by "
             f"--gpus-per-task {gpus_per_task}: {asked % gpus_per_task} would stay idle.",
             hint="ask for a multiple, or for --devices auto.",
         )
@@ -214,8 +214,8 @@ def _candidates(request: DeviceRequest, inventory: Inventory, gpus_per_task: int
                 else f"use --devices {len(gpus)}, or --per-gpu to share them."
             )
             raise PlacementError(
-                f"Cannot place {_task_count(count // gpus_per_task)} of "
-                f"{_gpu_count(gpus_per_task)}: {_host(inventory)}.",
+                f"Cannot place {counted(count // gpus_per_task, 'task')} of "
+                f"{counted(gpus_per_task, 'GPU')}: {_host(inventory)}.",
                 hint=hint,
             )
         return gpus
@@ -303,7 +303,7 @@ def _nothing_left(
     skipped: Sequence[Skipped],
     gpus_per_task: int,
 ) -> PlacementError:
-    what = f"Cannot place a task of {_gpu_count(gpus_per_task)} ({request.text})"
+    what = f"Cannot place a task of {counted(gpus_per_task, 'GPU')} ({request.text})"
     if not skipped:
         return PlacementError(
             f"{what}: {_host(inventory)}.",
@@ -312,7 +312,7 @@ def _nothing_left(
             else "write --devices cpu to run on the CPU.",
         )
     lines = "\n".join(f"  {item.device}: {item.reason}" for item in skipped)
-    free = "no GPU is free" if not usable else f"only {_gpu_count(len(usable))} can be used"
+    free = "no GPU is free" if not usable else f"only {counted(len(usable), 'GPU')} can be used"
     if all(item.reason.startswith("lost: ") for item in skipped):
         hint = "choose other GPUs, or write --devices cpu to run on the CPU."
     else:
@@ -374,11 +374,3 @@ def _host(inventory: Inventory) -> str:
         return f"this host has {count} visible GPU{'s' if count > 1 else ''} ({why.rstrip('.')})"
     why = inventory.problem or inventory.visibility_note or variable
     return f"this host has no visible GPU ({why.rstrip('.')})"
-
-
-def _gpu_count(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
-def _task_count(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"

@@ -43,8 +43,6 @@ _MOST_BYTES, _MOST_FILES = 8192, 256
 _MOST = 1e11
 #: A run that waits and has not looked for so long is stopped; others go past it.
 ASLEEP_S = 30.0
-#: After so many half-lives nothing is left of what was used.
-_FORGOTTEN = 20.0
 #: The notes of this process, by place: to open one of them and close it would give up its lock.
 _ours: dict[Path, tuple[int, dict[str, Any]]] = {}
 

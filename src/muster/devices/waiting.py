@@ -16,9 +16,8 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings
 from muster.base.shown_text import count
 from muster.base.signals import Interrupted, listening
-from muster.devices.device_request import DeviceRequest
 from muster.devices.discovery import discover
-from muster.devices.inventory import Device, Inventory
+from muster.devices.inventory import Device, DeviceRequest, Inventory
 from muster.devices.leases import Lease, make_shared_folder, place_and_lease
 from muster.devices.placement import Placement, busy_reason, place
 from muster.devices.queue import Rules, Standing, World, not_for, num_held, standings

@@ -18,13 +18,18 @@ from muster.base.codec import to_json
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
-from muster.devices.device_request import DeviceRequest, parse_devices
-from muster.devices.inventory import Inventory
+from muster.devices.inventory import DeviceRequest, Inventory, parse_devices
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts, load_facts
-from muster.doctor.findings import Finding, env_script, sorted_by_severity
+from muster.doctor.findings import (
+    Finding,
+    env_script,
+    sorted_by_severity,
+    wants_master,
+    working_gpus,
+)
 from muster.doctor.gather_host import (
     gather_host,
     gather_master,
@@ -44,7 +49,6 @@ from muster.doctor.gather_probes import (
     read_loaded,
     run_probe,
 )
-from muster.doctor.machine import wants_master, working_gpus
 
 #: Variables that decide how a run behaves. Others may hold secrets and are left out.
 _PREFIXES = (

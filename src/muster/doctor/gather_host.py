@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.clock import iso_utc
-from muster.base.memory_limit import host_memory_mib
+from muster.base.host_memory import host_memory_mib
 from muster.base.settings import usable_cpu_count
 from muster.doctor.facts import (
     NO_TORCH,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.farm.backlog import Backlog
+from muster.farm.backlog import Backlog, Pace
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import (
     Decisions,
@@ -38,7 +38,6 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.halting import Halts, let_go
-from muster.farm.order import Pace
 from muster.farm.quarantine import Quarantine
 from muster.farm.roster import (
     Breaker,

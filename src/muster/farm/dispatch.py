@@ -10,10 +10,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from muster.farm.backlog import Backlog
+from muster.farm.backlog import Backlog, Pace
 from muster.farm.decisions import Decisions, Policy, Send
 from muster.farm.events import Event, Results
-from muster.farm.order import Pace
 from muster.farm.roster import Roster, Slot, Worker, runs_divisible, to_revoke
 from muster.farm.task import TargetSpec, Task
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.base.memory_limit import host_memory_mib
+from muster.base.host_memory import host_memory_mib
 
 _MIB = 1024 * 1024
 _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr")

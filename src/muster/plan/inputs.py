@@ -14,11 +14,11 @@ from muster.devices.cards import Card, Precision
 from muster.plan.calibrate import Calibration
 from muster.plan.communication import Fabric, find_link, given_link, presumed, usual_link
 from muster.plan.compute import ComputeTime, Group, card_of, from_flops
+from muster.plan.memory import Transformer
 from muster.plan.prices import PriceList
 from muster.plan.published import Reach, of_kind, reach
 from muster.plan.request import KindOfWork, PlanRequest
 from muster.plan.scaling import Machine, Work
-from muster.plan.transformer import Transformer
 from muster.plan.units import (
     Bytes,
     Figure,

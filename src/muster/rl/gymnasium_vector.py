@@ -21,13 +21,13 @@ from muster.rl.environment import (
     Outcome,
     Place,
 )
-from muster.rl.gymnasium_replay import History
 from muster.rl.gymnasium_spaces import (
     OBSERVATION,
     ActionWriter,
     AutoresetMode,
     Bools,
     Floats,
+    History,
     Look,
     Reader,
     Seen,

@@ -70,7 +70,6 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -109,30 +108,85 @@ def folder_for(name: str, digest: str, more: str = "") -> RunFolder:
     return RunFolder(default_root() / f"{name_with_hash(name, digest)}{more}")
 
 
+class _Place:
+    """A file or folder of a run folder, by its place in it: a path, which is made once."""
+
+    def __init__(self, below: str) -> None:
+        self._below = below
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type) -> Path:
+        path = folder.__dict__[self._name] = folder.path / self._below
+        return path
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+
+    run_json = _Place("run.json")
+    ledger = _Place("ledger.sqlite")
+    events = _Place("events.jsonl")
+    status_json = _Place("status.json")
+    identity_json = _Place("identity.json")
+    devices_json = _Place("devices.json")
+    lock = _Place("run.lock")
+    logs = _Place("logs")
+    rank_phases = _Place("logs/phases.json")
+    command_log = _Place("logs/command.log")
+    ending_json = _Place("ending.json")
+    attempts = _Place("attempts")
+    artifacts = _Place("artifacts")
+    checkpoints = _Place("checkpoints")
+    points = _Place("points")
+    values = _Place("values")
+    requests = _Place("requests")
+    results_parquet = _Place("results.parquet")
+    results_csv = _Place("results.csv")
+    table_csv = _Place("table.csv")
+    figures = _Place("figures")
+    report_html = _Place("report/index.html")
+    metrics = _Place("metrics.jsonl")
+    tensorboard = _Place("tb")
+    trackers = _Place("trackers")
+    training_results = _Place("training_results.json")
+    curves = _Place("curves.png")
+    pilots = _Place("pilots")
+    pilot_heartbeat = _Place("pilots/beat")
+    pilot_token = _Place("pilots/token")
+    pilot_assignment = _Place("pilots/assignment.json")
+    job_files = _Place("pilots/jobs")
+    slurm = _Place("slurm")
+    slurm_script = _Place("slurm/job.sh")
+    slurm_job = _Place("slurm/job.json")
+    elements = _Place("elements")
+    elements_json = _Place("elements/array.json")
+    """How many elements there are, and the job that runs them."""
+    memory_json = _Place("memory.json")
+    monitor_png = _Place("monitor.png")
+    plan_json = _Place("plan.json")
+    plan_error_json = _Place("plan_error.json")
+    verify_json = _Place("verify.json")
+    map_json = _Place("map.json")
+    parts = _Place("parts")
+    map_input = _Place("input")
+    map_columns = _Place("columns.json")
+    publishing_json = _Place("publishing.json")
+    errors_jsonl = _Place("errors.jsonl")
+    published_json = _Place("published.json")
+    model = _Place("model")
+    """What a task's ``finish`` writes: the trained model in a form of its own."""
 
     @property
     def name(self) -> str:
         return self.path.name
 
     @property
-    def run_json(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.sqlite"
-
-    @property
     def ledger_files(self) -> tuple[Path, Path, Path]:
         """The ledger, SQLite's log of what is not in it yet, and what an away ledger has sent."""
         return self.ledger, Path(f"{self.ledger}-wal"), self.ledger.with_suffix(".segment")
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
 
     @property
     def last_at_work_s(self) -> float:
@@ -144,28 +198,8 @@ class RunFolder:
         return found
 
     @property
-    def status_json(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def identity_json(self) -> Path:
-        return self.path / "identity.json"
-
-    @property
-    def devices_json(self) -> Path:
-        return self.path / "devices.json"
-
-    @property
     def spent_json(self) -> Path:
         return self.whole / "spent.json"  # the stages of a map have one amount
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "run.lock"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     def worker_log(self, slot_id: int) -> Path:
         return self.logs / f"worker-{slot_id}.log"
@@ -179,24 +213,8 @@ class RunFolder:
     def rank_stack(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.stack"
 
-    @property
-    def rank_phases(self) -> Path:
-        return self.logs / "phases.json"
-
     def agent_log(self, node_rank: int) -> Path:
         return self.logs / ("agent.log" if node_rank == 0 else f"agent-{node_rank}.log")
-
-    @property
-    def command_log(self) -> Path:
-        return self.logs / "command.log"
-
-    @property
-    def ending_json(self) -> Path:
-        return self.path / "ending.json"
-
-    @cached_property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
 
     def attempt(self, key: str, token: int) -> Path:
         """The private folder of one attempt, published by rename when it is accepted."""
@@ -206,21 +224,9 @@ class RunFolder:
         """What the names of the empty folders begin with that the worker with this log keeps."""
         return self.path / "spare" / worker
 
-    @cached_property
-    def artifacts(self) -> Path:
-        return self.path / "artifacts"
-
     def artifact(self, key: str) -> Path:
         """Spread over 256 folders, so that 100,000 tasks do not share one listing."""
         return self.artifacts / key[:2] / key
-
-    @cached_property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @cached_property
-    def points(self) -> Path:
-        return self.path / "points"
 
     def points_of(self, key: str, token: int) -> Path:
         """Where the program of one attempt writes numbers, until the task is done."""
@@ -233,78 +239,14 @@ class RunFolder:
         """What the program of a task saves for its later attempts."""
         return self.checkpoints / key
 
-    @property
-    def values(self) -> Path:
-        return self.path / "values"
-
     def value(self, key: str) -> Path:
         return self.values / key[:2] / f"{key}.json"
-
-    @property
-    def requests(self) -> Path:
-        return self.path / "requests"
-
-    @property
-    def results_parquet(self) -> Path:
-        return self.path / "results.parquet"
-
-    @property
-    def results_csv(self) -> Path:
-        return self.path / "results.csv"
-
-    @property
-    def table_csv(self) -> Path:
-        return self.path / "table.csv"
-
-    @property
-    def figures(self) -> Path:
-        return self.path / "figures"
-
-    @property
-    def report_html(self) -> Path:
-        return self.path / "report" / "index.html"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def trackers(self) -> Path:
-        return self.path / "trackers"
 
     def tracker_position(self, name: str) -> Path:
         return self.trackers / f"{name}.jsonl"
 
     def tracker_log(self, name: str) -> Path:
         return self.logs / f"tracker-{name}.log"
-
-    @property
-    def training_results(self) -> Path:
-        return self.path / "training_results.json"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "curves.png"
-
-    @property
-    def pilots(self) -> Path:
-        return self.path / "pilots"
-
-    @property
-    def pilot_heartbeat(self) -> Path:
-        return self.pilots / "beat"
-
-    @property
-    def pilot_token(self) -> Path:
-        return self.pilots / "token"
-
-    @property
-    def pilot_assignment(self) -> Path:
-        return self.pilots / "assignment.json"
 
     @property
     def job_name(self) -> str:
@@ -318,40 +260,15 @@ class RunFolder:
         """The name of an array that needs no coordinator: none may end its elements as its own."""
         return f"{self.job_name}-array"
 
-    @property
-    def job_files(self) -> Path:
-        return self.pilots / "jobs"
-
     def pilots_of(self, slot_id: int) -> Path:
         """A folder for every pilot that this slot has had."""
         return self.pilots / str(slot_id)
-
-    @property
-    def slurm(self) -> Path:
-        return self.path / "slurm"
-
-    @property
-    def slurm_script(self) -> Path:
-        return self.slurm / "job.sh"
-
-    @property
-    def slurm_job(self) -> Path:
-        return self.slurm / "job.json"
 
     def slurm_log(self, job_id: str) -> Path:
         return self.slurm / f"job-{job_id}.log"
 
     def slurm_cancelled(self, job_id: str) -> Path:
         return self.slurm / f"job-{job_id}.cancelled"
-
-    @property
-    def elements(self) -> Path:
-        return self.path / "elements"
-
-    @property
-    def elements_json(self) -> Path:
-        """How many elements there are, and the job that runs them."""
-        return self.elements / "array.json"
 
     def element(self, number: int) -> RunFolder:
         return RunFolder(self.elements / str(number))
@@ -368,10 +285,6 @@ class RunFolder:
     def files_of(self, host: str) -> Path:
         return self.path / "files" / host
 
-    @property
-    def memory_json(self) -> Path:
-        return self.path / "memory.json"
-
     def monitor_csv(self, node_rank: int = 0) -> Path:
         return self.path / ("monitor.csv" if node_rank == 0 else f"monitor-{node_rank}.csv")
 
@@ -380,53 +293,9 @@ class RunFolder:
         further = sorted(self.path.glob("monitor-*.csv"))
         return [path for path in (self.monitor_csv(), *further) if path.exists()]
 
-    @property
-    def monitor_png(self) -> Path:
-        return self.path / "monitor.png"
-
-    @property
-    def plan_json(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def plan_error_json(self) -> Path:
-        return self.path / "plan_error.json"
-
-    @property
-    def verify_json(self) -> Path:
-        return self.path / "verify.json"
-
-    @property
-    def map_json(self) -> Path:
-        return self.path / "map.json"
-
-    @property
-    def parts(self) -> Path:
-        return self.path / "parts"
-
     def parts_of(self, order: int) -> Path:
         """Where the chunks of a shard are: a million of them must not share one listing."""
         return self.parts / f"{order // 256:04d}"
-
-    @property
-    def map_input(self) -> Path:
-        return self.path / "input"
-
-    @property
-    def map_columns(self) -> Path:
-        return self.path / "columns.json"
-
-    @property
-    def publishing_json(self) -> Path:
-        return self.path / "publishing.json"
-
-    @property
-    def errors_jsonl(self) -> Path:
-        return self.path / "errors.jsonl"
-
-    @property
-    def published_json(self) -> Path:
-        return self.path / "published.json"
 
     def stage(self, number: int) -> Path:
         return self.path / "stages" / str(number)
@@ -436,11 +305,6 @@ class RunFolder:
         """The folder of the whole map where this is one of its earlier stages; else this one."""
         is_stage = self.path.parent.name == "stages" and self.path.name.isdigit()
         return self.path.parent.parent if is_stage else self.path
-
-    @property
-    def model(self) -> Path:
-        """What a task's ``finish`` writes: the trained model in a form of its own."""
-        return self.path / "model"
 
     def exists(self) -> bool:
         """Also where it may not be looked at: whoever reads it then says so."""

@@ -27,8 +27,17 @@ from muster.search.records import (
 from muster.search.spec import SearchSpec
 from muster.search.stopping.halving import Asha, AshaStop, Hyperband
 from muster.search.stopping.pbt import Pbt
-from muster.search.stopping.rule import Median, NoRule, Rule
-from muster.search.trials import Sampler, TaskTrace, Trial, make_sampler, random_for, rank_trials
+from muster.search.trials import (
+    Median,
+    NoRule,
+    Rule,
+    Sampler,
+    TaskTrace,
+    Trial,
+    make_sampler,
+    random_for,
+    rank_trials,
+)
 
 #: So often another setting is drawn in place of one that there is already.
 _REDRAWS = 200

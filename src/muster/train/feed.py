@@ -25,7 +25,7 @@ from muster.rank.seeding import (
     seed_everything,
     seed_sample,
 )
-from muster.train.batches import BatchPlan
+from muster.train.config import BatchPlan
 from muster.train.task import Split, Task
 
 _IN_A_ROW = 4

@@ -29,8 +29,7 @@ from muster.rank.seeding import (
 from muster.rank.state import Say, Start, State, newest_state, seed_model
 from muster.rank.task import check_gives
 from muster.run.folder import RunFolder
-from muster.train.batches import BatchPlan, Contract, agree_on_contract
-from muster.train.config import TrainConfig
+from muster.train.config import BatchPlan, Contract, TrainConfig, agree_on_contract
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
     Batch,

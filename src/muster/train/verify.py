@@ -27,8 +27,7 @@ from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_st
 from muster.rank.seeding import DataOrder, Position
 from muster.rank.state import seed_model
 from muster.run.folder import RunFolder
-from muster.train.batches import BatchPlan, plan_batches
-from muster.train.config import TrainConfig
+from muster.train.config import BatchPlan, TrainConfig, plan_batches
 from muster.train.feed import Feed, Fetcher, check_dataset, open_dataset
 from muster.train.feed import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_unused, rehearse

@@ -21,13 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from muster.base.errors import MusterError, UsageError
 from muster.base.shown_text import one_line
 from muster.web import guard
-from muster.web.actions import Refused, act
 from muster.web.content.index import Defects, data_of, explained, file_of
 from muster.web.content.plain import to_json
 from muster.web.folder import Folders, opened
 from muster.web.guard import Credentials
 from muster.web.pages.bodies import BODIES, Shell, render
-from muster.web.query import BadQuery, Query
+from muster.web.query import BadQuery, Query, Refused, act
 from muster.web.stream import Watchers
 
 STATIC = Path(__file__).parent / "static"

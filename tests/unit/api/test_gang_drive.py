@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from tests.ray_cluster import wait_for
 
-from muster.api.gangs import host_returns, hosts
-from muster.api.gangs.host_code import Code
+from muster.api.gangs import host_plan, hosts
 from muster.api.gangs.host_parts import Outcome
-from muster.api.gangs.host_plan import HostRanks
+from muster.api.gangs.host_plan import Code, HostRanks
 from muster.api.gangs.hosts import _Drive
 from muster.api.gangs.work import GangAudience, GangEnding, GangWork
 from muster.api.start.options import GangOptions
@@ -86,14 +85,14 @@ class _Played(_Drive):
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[_Played, list[str]]:
-    monkeypatch.setattr(host_returns, "BACK_OFF_S", (0.05, 0.1, 0.2))
-    monkeypatch.setattr(host_returns, "_LOOK_S", 0.01)
+    monkeypatch.setattr(host_plan, "BACK_OFF_S", (0.05, 0.1, 0.2))
+    monkeypatch.setattr(host_plan, "_LOOK_S", 0.01)
 
     @contextmanager
     def connected(hosts: Any, way: Any = None) -> Iterator[list[Any]]:
         yield []
 
-    monkeypatch.setattr(host_returns, "connected", connected)  # a host that always answers
+    monkeypatch.setattr(host_plan, "connected", connected)  # a host that always answers
     monkeypatch.setattr(hosts, "checked", lambda found, is_forced: [])
     said: list[str] = []
     work = GangWork(folder=RunFolder(tmp_path), program=Script(path="x.py"), kind="train")
@@ -189,7 +188,7 @@ def test_a_host_has_to_have_the_gpus_that_were_its() -> None:
 @pytest.mark.usefixtures("played")
 def test_whatever_goes_wrong_at_a_try_does_not_end_the_tries() -> None:
     number = iter(range(9))
-    tries = host_returns.Tries()
+    tries = host_plan.Tries()
     tries.lost("b")
 
     def check(found: Any) -> None:
@@ -197,7 +196,7 @@ def test_whatever_goes_wrong_at_a_try_does_not_end_the_tries() -> None:
             raise KeyError("peer")
 
     said: list[str] = []
-    with host_returns.tried_again([AB[1].host], Way(), check, said.append, tries) as returns:
+    with host_plan.tried_again([AB[1].host], Way(), check, said.append, tries) as returns:
         wait_for(returns.names, 5)
     assert "'peer'" in said[0]
 

@@ -16,11 +16,10 @@ import psutil
 import pytest
 from tests.ray_cluster import wait_for
 
+from muster.api import gang_node
 from muster.api.gangs import host_files
-from muster.api.gangs import node as gang_node
-from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_files import Shared
-from muster.api.gangs.host_plan import plan_hosts
+from muster.api.gangs.host_plan import Code, plan_hosts
 from muster.base.errors import SetupError, UsageError
 from muster.gang.spec import Entry, Script
 from muster.hosts import far_program

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from muster.api.gangs import host_parts
-from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import News, Outcome, Part, Watch
+from muster.api.gangs.host_plan import Code
 from muster.api.gangs.work import GangAudience, GangEnding
 from muster.base.errors import EXIT_REQUEUE, MusterError
 from muster.base.signals import Requests

@@ -27,7 +27,7 @@ from muster.api.start.placing import (
     slots_of,
     take_devices,
 )
-from muster.api.sweeps.devices import change_devices
+from muster.api.sweeps.adding import change_devices
 from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import to_json

@@ -13,7 +13,7 @@ import pytest
 from tests.programs import read_program
 
 import muster
-from muster.api.sweeps.rehearsal import Rehearsal, rehearse_sweep
+from muster.api.sweeps.housekeeping import Rehearsal, rehearse_sweep
 from muster.run.folder import RunFolder
 
 Main = Callable[..., CompletedProcess[str]]

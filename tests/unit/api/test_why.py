@@ -18,8 +18,8 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.tracked import gang_folder
 
+from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
-from muster.api.runs import find_run
 from muster.base.errors import TargetError
 from muster.run import session
 from muster.run.folder import RunFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.held_memory import part_mib, seen_mib, session_trees, tree
+from muster.base.host_memory import part_mib, seen_mib, session_trees, tree
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

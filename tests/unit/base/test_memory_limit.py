@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.base.memory_limit import HostMemory, MemoryLimit, host_memory_mib, memory_limit
+from muster.base.host_memory import HostMemory, MemoryLimit, host_memory_mib, memory_limit
 from muster.monitor.host import HostReader
 
 GIB = 1 << 30

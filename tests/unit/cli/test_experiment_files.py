@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from docs.experiment_schema import experiment_schema
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import MusterCli
@@ -24,7 +25,6 @@ from muster.api.experiments.file import read_experiment
 from muster.api.experiments.text import places_in_toml, read_tree
 from muster.base.errors import UsageError
 from muster.cli.commands.start import line_in
-from muster.cli.experiment_schema import experiment_schema
 from muster.cli.experiment_words import file_of
 from muster.cli.flags import ONE_TIME
 from muster.cli.main import read_command

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from muster.base.errors import UsageError
-from muster.devices.device_request import DeviceRequest, parse_devices, parse_gpu_ids
+from muster.devices.inventory import DeviceRequest, parse_devices, parse_gpu_ids
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["discovery", "device_request", "packing", "cards"])
+@pytest.mark.parametrize("name", ["discovery", "inventory", "packing", "cards"])
 def test_the_examples_in_the_docstrings_hold(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"muster.devices.{name}"))
     assert result.attempted > 0

@@ -15,8 +15,7 @@ from muster.doctor.checks.network import bus_gb_s
 from muster.doctor.checks.software import is_supported
 from muster.doctor.checks.table import CHECKS, run_checks
 from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run, TorchFacts, load_facts
-from muster.doctor.findings import Finding, Severity, exit_code, ok
-from muster.doctor.machine import pcie_gb_s
+from muster.doctor.findings import Finding, Severity, exit_code, ok, pcie_gb_s
 
 HOSTS = Path(__file__).parent / "hosts"
 

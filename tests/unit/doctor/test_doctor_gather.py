@@ -9,11 +9,11 @@ import pytest
 
 from muster.base.atomic_files import file_system_of
 from muster.base.errors import UsageError
-from muster.devices.device_request import parse_devices
-from muster.devices.inventory import Holder
+from muster.devices.inventory import Holder, parse_devices
 from muster.doctor.checks.host import network_disk
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import DiskFacts, Facts, NetworkFacts, load_facts
+from muster.doctor.findings import num_nodes, wants_master
 from muster.doctor.gather import choose_targets, relevant
 from muster.doctor.gather_host import (
     cpu_quota,
@@ -25,7 +25,6 @@ from muster.doctor.gather_host import (
     read_version_file,
     triton_lacks,
 )
-from muster.doctor.machine import num_nodes, wants_master
 from muster.doctor.probes.host import existing
 
 HOSTS = Path(__file__).parent / "hosts"

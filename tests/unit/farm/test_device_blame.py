@@ -8,8 +8,8 @@ import pytest
 from tests.unit.farm.test_decide import Rig, finished, gpus, kinds, tasks
 
 from muster.farm.decisions import Policy, RetryPolicy
-from muster.farm.device_health import DeviceHealth, blame
 from muster.farm.events import Results, WorkerDied
+from muster.farm.quarantine import DeviceHealth, blame
 from muster.farm.task import Finished, Outcome
 
 FAULT, ERROR = Outcome.DEVICE_FAULT, Outcome.EXCEPTION

@@ -12,7 +12,7 @@ import pytest
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.events import Results, WorkerDied, WorkerReady
-from muster.farm.executors import memory_watch
+from muster.farm.executors import memory_limits
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
 from muster.farm.task import Outcome, SlotSpec, TargetSpec, Task
@@ -67,7 +67,7 @@ def test_a_task_is_not_blamed_for_a_look_that_began_before_it(
 ) -> None:
     _until(executor, WorkerReady)
     first = _task(1, 400, 0.5 if has_ended else 60.0)
-    with memory_watch._ASKING:  # a look that takes long
+    with memory_limits._ASKING:  # a look that takes long
         executor.send(1, [first, _task(2, 0, 60.0)], together=False)
         if has_ended:
             _until(executor, Results)

@@ -7,11 +7,11 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.farm.backlog import Lengths, longest_first, makespan
 from muster.farm.canonical import encode
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy
 from muster.farm.events import Fetched, WorkerReady
-from muster.farm.order import Lengths, longest_first, makespan
 from muster.farm.task import SlotSpec, TargetSpec, Task
 
 SECONDS = st.floats(0.1, 1000.0)

@@ -13,10 +13,10 @@ from tests.examples import examples
 
 from muster.farm import wire
 from muster.farm.events import Progress, Results, Returned, TargetBroken, WorkerDied
-from muster.farm.executors import ray_pilot, remote, shipping
+from muster.farm.executors import ray_pilot, remote
 from muster.farm.executors.ray_pilot import SENT_HOME, FilesForDriver
 from muster.farm.executors.ray_sending import CodeToSend, DriverView, places_of_pilot
-from muster.farm.executors.shipping import (
+from muster.farm.executors.remote import (
     LOG,
     Unpacker,
     is_shipped,
@@ -42,7 +42,7 @@ def unpack(frames: bytes, root: Path, allowed: tuple[str, ...] = ("there",)) -> 
 def test_a_folder_arrives_with_all_that_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipping, "PIECE_BYTES", 10)
+    monkeypatch.setattr(remote, "PIECE_BYTES", 10)
     source = tmp_path / "source"
     (source / "a" / "empty").mkdir(parents=True)
     (source / "a" / "long").write_bytes(bytes(range(256)))
@@ -67,11 +67,11 @@ def test_a_file_of_any_size_is_whole_with_its_last_frame_only(
 ) -> None:
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "file").write_bytes(os.urandom(size))
-    before, shipping.PIECE_BYTES = shipping.PIECE_BYTES, piece
+    before, remote.PIECE_BYTES = remote.PIECE_BYTES, piece
     try:
         frames = list(pack_file(folder / "file", "there/file"))
     finally:
-        shipping.PIECE_BYTES = before
+        remote.PIECE_BYTES = before
     assert len(frames) == max(1, -(-size // piece))
     for frame in frames[:-1]:
         assert unpack(frame, folder) == []
@@ -88,7 +88,7 @@ def test_a_file_that_is_gone_is_not_sent(tmp_path: Path) -> None:
     "place", ["../up", "there/../../up", "/etc/passwd", "elsewhere/file", "", "run.json"]
 )
 def test_a_place_outside_of_what_is_allowed_is_refused(tmp_path: Path, place: str) -> None:
-    frame = wire.pack([shipping.FILE, place, 0, True, 0o644], b"x")
+    frame = wire.pack([remote.FILE, place, 0, True, 0o644], b"x")
     root = tmp_path / "root"
     with pytest.raises(ValueError, match="where none belongs"):
         unpack(frame, root)
@@ -101,17 +101,15 @@ def test_a_link_that_was_sent_leads_nothing_outside(tmp_path: Path, behind: str)
     outside.mkdir()
     place = {"there/l": "there/l.arriving"}.get(behind, "there/l" if "/" in behind else "there")
     to = str(outside / "stray" if behind == "there/l" else outside).encode()
-    file = wire.pack([shipping.FILE, behind if "/" in behind else "there/file", 0, True, 0o644])
+    file = wire.pack([remote.FILE, behind if "/" in behind else "there/file", 0, True, 0o644])
     with pytest.raises((ValueError, OSError)):
-        unpack(wire.pack([shipping.LINK, place], to) + file, root)
+        unpack(wire.pack([remote.LINK, place], to) + file, root)
     assert list(outside.iterdir()) == []
 
 
 def test_a_folder_takes_the_place_of_a_link_and_no_mode_gives_rights(tmp_path: Path) -> None:
-    frames = wire.pack([shipping.LINK, "there/l"], b"/tmp") + wire.pack(
-        [shipping.FOLDER, "there/l"]
-    )
-    unpack(frames + wire.pack([shipping.FILE, "there/l/x", 0, True, 0o6755], b"x"), tmp_path)
+    frames = wire.pack([remote.LINK, "there/l"], b"/tmp") + wire.pack([remote.FOLDER, "there/l"])
+    unpack(frames + wire.pack([remote.FILE, "there/l/x", 0, True, 0o6755], b"x"), tmp_path)
     found = tmp_path / "there" / "l" / "x"
     assert not found.parent.is_symlink() and stat.S_IMODE(found.stat().st_mode) == 0o755
 
@@ -119,7 +117,7 @@ def test_a_folder_takes_the_place_of_a_link_and_no_mode_gives_rights(tmp_path: P
 def test_parts_of_a_log_go_where_they_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipping, "PIECE_BYTES", 4)
+    monkeypatch.setattr(remote, "PIECE_BYTES", 4)
     far, near = tmp_path / "far", tmp_path / "near"
     far.write_bytes(b"0123456789")
     near.write_bytes(b"earlier ")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from muster.api.start.options import SweepOptions
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.ray_plan import plan_nodes
+from muster.farm.executors.cluster import ClusterRequest, plan_nodes
 from muster.hosts.check import judge
 from muster.hosts.connection import SSH, ssh_command
 from muster.hosts.names import Host, parse_hosts

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from muster.base.errors import SetupError, UsageError
 from muster.plan.memory import (
     Need,
+    Transformer,
     fewest_sharded_devices,
     footprint,
     largest_micro_batch,
+    read_transformer,
     remedies,
     smallest_card,
 )
-from muster.plan.transformer import Transformer, read_transformer
 from muster.plan.units import Bytes, measured
 from muster.plan.units import given as as_given
 

@@ -17,7 +17,7 @@ from tests.unit.rl.ladder import Ladder, kind_of, of, place_of, registered
 from muster.base.errors import UsageError
 from muster.rl.environment import ACTION_MASK, Continuous, Discrete
 from muster.rl.gymnasium_envs import GymnasiumEnvs, make_gymnasium
-from muster.rl.gymnasium_replay import History
+from muster.rl.gymnasium_spaces import History
 
 # Autoreset modes.
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from muster.base.errors import MissingPackageError
-from muster.search.optuna_export import importances, to_optuna
-from muster.search.optuna_study import import_optuna
+from muster.search.optuna_study import import_optuna, importances, to_optuna
 from muster.search.records import Ending, Point
 from muster.search.search import Search
 from muster.search.space import Space

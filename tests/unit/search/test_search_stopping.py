@@ -20,7 +20,7 @@ from muster.search.search import Search
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
 from muster.search.stopping.halving import BestShare, brackets
-from muster.search.stopping.rule import RunningMedian
+from muster.search.trials import RunningMedian
 
 POOL = Space.from_texts(["which=int(0,10000)"])
 

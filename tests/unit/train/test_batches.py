@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
 from muster.rank.seeding import DataOrder, Position
-from muster.train.batches import BatchPlan, learning_rate, plan_batches
-from muster.train.config import TrainConfig
+from muster.train.config import BatchPlan, TrainConfig, learning_rate, plan_batches
 from muster.train.progress import factor_at
 
 RANKS = st.integers(1, 9)

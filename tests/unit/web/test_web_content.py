@@ -28,7 +28,7 @@ from muster.monitor.files import csv_header
 from muster.monitor.sample import COLUMNS
 from muster.run.folder import RunFolder
 from muster.run.session import hold
-from muster.web.content import about, compare, curves, map, overview, runs, task, training
+from muster.web.content import curves, kinds, overview, runs, task
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
@@ -142,9 +142,9 @@ def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
     folders = Folders([tmp_path])
     made = [
         overview.errors(folder, Query()),
-        about.content(folder, Query()),
+        overview.about(folder, Query()),
         overview.content(folder, Query()),
-        compare.content(folders, Query([("run", id_of(run.path)), ("task", "1")])),
+        curves.compared(folders, Query([("run", id_of(run.path)), ("task", "1")])),
     ]
     assert len(made[0]["groups"]) == len(HOSTILE)
     for one in made:
@@ -257,7 +257,7 @@ def test_options_say_where_they_come_from(tmp_path: Path) -> None:
     record["options"] |= {"timeout_s": 300.0, "keep_going": True, "api_key": "secret-value"}
     record["options"] |= {"devices": "4", "cluster": {"num_workers": 3}}
     run.run_json.write_text(json.dumps(record))
-    found = {one["name"]: one for one in about.content(Folder(run.path), Query())["options"]}
+    found = {one["name"]: one for one in overview.about(Folder(run.path), Query())["options"]}
     assert found["retries"]["origin"] == found["timeout_s"]["origin"] == "command line"
     assert found["devices"]["origin"] == "command line", "by an alias of the flag"
     assert found["cluster.num_workers"]["origin"] == "command line", "by a flag with another name"
@@ -271,21 +271,21 @@ def test_tasks_and_runs_are_compared_and_what_differs_is_first(tmp_path: Path) -
     folders = Folders([tmp_path])
     ids = [("run", id_of(run.path)) for run in (one, two)]
 
-    found = compare.content(folders, Query([ids[0], ("task", "1"), ("task", "2")]))
+    found = curves.compared(folders, Query([ids[0], ("task", "1"), ("task", "2")]))
     assert [row["name"] for row in found["settings"] if row["differs"]] == ["opt"]
     assert found["settings"][0]["values"] == ["adam", "sgd"]
     assert found["metrics"] == ["loss", "score"]
-    across = compare.content(folders, Query([*ids, ("task", "1"), ("task", "3")]))
+    across = curves.compared(folders, Query([*ids, ("task", "1"), ("task", "3")]))
     assert [column["run"] for column in across["columns"]] == ["one", "two"]
-    runs = compare.content(folders, Query(ids))
+    runs = curves.compared(folders, Query(ids))
     assert "run_dir" in [row["name"] for row in runs["settings"] if row["differs"]]
-    assert compare.content(folders, Query())["columns"] == []
+    assert curves.compared(folders, Query())["columns"] == []
     with pytest.raises(UsageError):
-        compare.content(folders, Query([*ids, ("task", "1"), ("task", "2"), ("task", "3")]))
+        curves.compared(folders, Query([*ids, ("task", "1"), ("task", "2"), ("task", "3")]))
 
 
 def test_records_of_a_map_add_up(tmp_path: Path) -> None:
-    found = map.content(opened("map-done", tmp_path), Query())
+    found = kinds.of_map(opened("map-done", tmp_path), Query())
     [stage] = found["stages"]
     parts = ("out", "rejected", "dropped", "lost", "waiting")
     assert stage["in"] == sum(stage[name] for name in parts)
@@ -296,9 +296,9 @@ def test_records_of_a_map_add_up(tmp_path: Path) -> None:
 
 def test_a_map_shows_the_curves_of_its_progress(tmp_path: Path) -> None:
     folder = opened("map-done", tmp_path)
-    assert map.content(folder, Query())["curves"] == []
+    assert kinds.of_map(folder, Query())["curves"] == []
     add_lines(folder.folder, [{"step": n, "_time": 5.0, "rows_per_s": 2.0} for n in (3, 9)])
-    assert map.content(folder, Query())["curves"] == ["rows_per_s"]
+    assert kinds.of_map(folder, Query())["curves"] == ["rows_per_s"]
     [one] = curves.content(folder, Query.of(name="rows_per_s"))["series"]
     assert (one["task"], one["x"], one["y"]) == ("", [3, 9], [2.0, 2.0])
 
@@ -330,7 +330,7 @@ def test_a_map_that_runs_counts_records_and_not_chunks(tmp_path: Path) -> None:
     with hold(folder.folder):
         found = overview.head(folder)
         [row] = runs.content(Folders([folder.path]), Query())["runs"]
-    [first, *_] = map.content(folder, Query())["stages"]
+    [first, *_] = kinds.of_map(folder, Query())["stages"]
     assert found["verdict"]["text"].startswith("Still running: ")
     assert f"of {first['in']:,} records" in found["verdict"]["text"] == row["verdict"]
     assert found["counts"]["total"] == found["counts"]["done"] == first["in"]
@@ -392,7 +392,7 @@ def test_what_was_planned_and_verified_is_on_the_page_about_a_run(tmp_path: Path
     folder.folder.verify_json.write_text(
         json.dumps([{"what": "gradients", "is_good": True, "token": "abc"}, "no finding"])
     )
-    found = about.content(folder, Query())
+    found = overview.about(folder, Query())
     assert found["plan"] == [{"devices": 2, "name": "step.value", "predicted": 0.5}]
     [finding] = found["doctor"]
     assert finding["what"] == "gradients" and finding["is_good"] is True
@@ -409,7 +409,7 @@ def test_the_page_about_a_run_says_which_code_has_changed_since(tmp_path: Path) 
     record |= {"cwd": str(tmp_path), "code": dict.fromkeys(names, digest) | {"torch": ""}}
     run.run_json.write_text(json.dumps(record))
     (tmp_path / "other.py").write_text("x = 2")
-    code = about.content(Folder(run.path), Query())["code"]
+    code = overview.about(Folder(run.path), Query())["code"]
     assert [one["since"] for one in code] == ["unchanged", "changed since", "", "", "unchanged", ""]
 
 
@@ -425,7 +425,7 @@ def test_a_search_that_has_not_begun_has_its_page(tmp_path: Path) -> None:
 
 
 def test_a_training_shows_its_ranks_figures_checkpoints_and_evaluations(tmp_path: Path) -> None:
-    found = training.content(opened("train-done", tmp_path), Query())
+    found = kinds.of_training(opened("train-done", tmp_path), Query())
     assert found["ranks"][0]["rank"] == 0 and found["ranks"][0]["state"] == "done"
     assert all(seconds >= 0 for seconds in found["ranks"][0]["phases"].values())
     assert found["curves"][0] == "train/loss"
@@ -484,15 +484,15 @@ def test_a_training_shows_what_each_rank_was_at(tmp_path: Path) -> None:
     seen = {"0": {"forward": 1.5, "the rest": 9}, "1": {"communication": 3.0, "forward": 0.5}}
     damaged = {"2": [1], "x": {"forward": 1.0}, "3": {"forward": "long"}}
     folder.folder.rank_phases.write_text(json.dumps(seen | damaged))
-    ranks = training.content(folder, Query())["ranks"]
+    ranks = kinds.of_training(folder, Query())["ranks"]
     assert [one["phases"] for one in ranks] == [seen["0"], seen["1"]][: len(ranks)]
     assert list(ranks[0]["phases"]) == ["forward", "the rest"], "the rest is last"
     folder.folder.rank_phases.write_text("[")
-    assert "the rest" in training.content(folder, Query())["ranks"][0]["phases"], "as before"
+    assert "the rest" in kinds.of_training(folder, Query())["ranks"][0]["phases"], "as before"
 
 
 def test_a_rank_that_failed_says_why(tmp_path: Path) -> None:
-    found = training.content(opened("run-failed", tmp_path), Query())
+    found = kinds.of_training(opened("run-failed", tmp_path), Query())
     assert [one["state"] for one in found["ranks"]].count("failed") >= 1
     assert any(one["error"] for one in found["ranks"])
     groups = overview.errors(opened("run-failed", tmp_path / "again"), Query())["groups"]

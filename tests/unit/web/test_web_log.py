@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from muster.run.folder import RunFolder
+from muster.web.content.kinds import _stall
 from muster.web.content.task import _read
-from muster.web.content.training import _stall
 from muster.web.folder import opened
 
 

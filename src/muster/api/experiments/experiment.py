@@ -22,8 +22,8 @@ from muster.api.experiments.file import (
     needs,
     resolved,
 )
-from muster.api.look.word import array_of, job_of, word_of
-from muster.api.runs import Run, find_first_stage
+from muster.api.look.listing import array_of, find_first_stage, job_of, word_of
+from muster.api.runs import Run
 from muster.base.clock import SystemClock
 from muster.base.code import project_folder
 from muster.base.codec import read_record, write_json

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment, state_of_all
-from muster.api.look.word import array_of, job_of, word_of
-from muster.api.runs import Run, Status, find_first_stage, find_run
+from muster.api.look.listing import array_of, find_first_stage, find_run, job_of, word_of
+from muster.api.runs import Run, Status
 from muster.api.start.limits import PAUSES
 from muster.base.errors import (
     EXIT_INTERRUPTED,

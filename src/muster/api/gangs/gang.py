@@ -34,9 +34,8 @@ from muster.api.start.services import Services, run_services, told_in_queue
 from muster.base.code import code_id
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
-from muster.devices.device_request import DeviceRequest
 from muster.devices.discovery import discover
-from muster.devices.inventory import Inventory
+from muster.devices.inventory import DeviceRequest, Inventory
 from muster.devices.leases import Lease
 from muster.devices.placement import Placement, Slot
 from muster.devices.waiting import lease_in_turn

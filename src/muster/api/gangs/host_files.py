@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.api.gangs.host_code import Code
+from muster.api.gangs.host_plan import Code
 from muster.hosts.connection import Connection
 from muster.hosts.far_files import HELD, SIGN, digest
 from muster.run.folder import RunFolder

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_files import Shared
+from muster.api.gangs.host_plan import Code
 from muster.api.gangs.work import GangAudience, GangEnding
 from muster.base.codec import decode, write_json
 from muster.base.errors import (

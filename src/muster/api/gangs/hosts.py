@@ -17,10 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from muster.api.gangs.host_code import Code
 from muster.api.gangs.host_parts import Outcome, Part, Watch
-from muster.api.gangs.host_plan import HostRanks, checked, facts_of, plan_on_hosts
-from muster.api.gangs.host_returns import Tries, tried_again
+from muster.api.gangs.host_plan import (
+    Code,
+    HostRanks,
+    Tries,
+    checked,
+    facts_of,
+    plan_on_hosts,
+    tried_again,
+)
 from muster.api.gangs.work import (
     GangAudience,
     GangEnding,
@@ -331,7 +337,7 @@ class _Drive:
         }  # fmt: skip
         data = to_json(about)
         connection.ask("put", "part.json", 0, len(data), after=data)
-        argv = [connection.facts["python"], "-u", "-P", "-m", "muster.api.gangs.node"]
+        argv = [connection.facts["python"], "-u", "-P", "-m", "muster.api.gang_node"]
         connection.ask("begin", [*argv, f"{place}/part.json"], {}, _SILENCE_S)
 
     def _program_there(self, place: str) -> Any:

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
-from muster.api.runs import find_run
+from muster.api.look.listing import find_run
 from muster.base.clock import Clock, SystemClock
 from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, UsageError
 from muster.base.flags import Flag, check_interval, parse_duration

@@ -41,11 +41,17 @@ from muster.plan.inputs import (
     range_of,
     work_of,
 )
-from muster.plan.memory import Footprint, Need, footprint, largest_micro_batch, remedies
+from muster.plan.memory import (
+    Footprint,
+    Need,
+    footprint,
+    largest_micro_batch,
+    read_transformer,
+    remedies,
+)
 from muster.plan.prices import PriceList
 from muster.plan.request import PlanRequest
 from muster.plan.scaling import Prediction, predict
-from muster.plan.transformer import read_transformer
 from muster.plan.units import Bytes, Figure, Seconds, assumed, given, measured
 
 _FORMAT = 1

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster.api.look.listing import array_of, ended_job, job_of, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
-from muster.api.look.word import array_of, ended_job, job_of, word_of
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from muster.api.start.host_memory import tasks_that_fit
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import (
     Wanted,
@@ -25,19 +24,20 @@ from muster.base.codec import write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
 from muster.base.settings import Settings
 from muster.base.shown_text import shell_word, shown_mib
-from muster.devices.device_request import (
+from muster.devices.discovery import discover
+from muster.devices.inventory import (
     MOST_CPU_WORKERS,
     DeviceRequest,
+    Inventory,
     parse_devices,
     parse_gpu_ids,
 )
-from muster.devices.discovery import discover
-from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease
+from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
 from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Event, Slots
-from muster.farm.executors.table import CLUSTERS
+from muster.farm.executors.base import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder

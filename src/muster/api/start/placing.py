@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from muster.api.start.host_memory import tasks_that_fit, with_memory
 from muster.api.start.options import DeviceOptions, GangOptions, SweepOptions
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as
@@ -19,7 +18,7 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.packing import MOST_PER_GPU
+from muster.devices.packing import MOST_PER_GPU, tasks_that_fit, with_memory
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
@@ -28,8 +27,8 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
+from muster.farm.executors.base import CLUSTERS
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.run.folder import RunFolder
 from muster.slurm.request import with_defaults

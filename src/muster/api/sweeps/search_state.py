@@ -165,7 +165,7 @@ def export_study(folder: RunFolder, target: Path) -> int:
     it cannot be written. It is there as a whole or not at all.
     """
     from muster.farm.export import check_target, writing
-    from muster.search.optuna_export import write_study
+    from muster.search.optuna_study import write_study
 
     state = None if read_run(folder).is_gang else read_search(folder)
     if state is None:

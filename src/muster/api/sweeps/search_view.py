@@ -178,7 +178,7 @@ def importance(state: SearchState) -> Row | None:
     (None: at their ends), and ``trials`` says how many of them were. None where Optuna is not
     installed, or where too few trials have a value to tell.
     """
-    from muster.search.optuna_export import importances
+    from muster.search.optuna_study import importances
 
     step, compared = _comparable(state)
     try:

@@ -20,7 +20,7 @@ from muster.base.errors import UsageError
 from muster.base.flags import kind_of_word
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, key_of_payload, payload_and_key
-from muster.farm.executors.table import check_executor
+from muster.farm.executors.base import check_executor
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference

@@ -17,6 +17,7 @@ from muster.api.trackers.tracker import (
     Place,
     Point,
     Tracked,
+    as_utf8,
     from_tracker,
     to_tracker,
 )
@@ -56,15 +57,15 @@ class MLflowRun:
         self._client = client
         mine = f"tags.`muster.id` = '{tracked.id}'"
         found = client.search_runs([experiment], mine, max_results=1)
-        tags = {"muster.id": tracked.id, "muster.group": _text(tracked.group)}
+        tags = {"muster.id": tracked.id, "muster.group": as_utf8(tracked.group)}
         tags |= {f"muster.{name}": value for name, value in tracked.tags.items()}
-        name = _text(tracked.name)
+        name = as_utf8(tracked.name)
         run = found[0] if found else client.create_run(experiment, run_name=name, tags=tags)
         self._id = run.info.run_id
         if run.info.status != "RUNNING":
             client.update_run(self._id, status="RUNNING")
         given = tracked.settings.items()
-        settings = {_name(key): _text(value)[:_LONGEST_VALUE] for key, value in given}
+        settings = {_name(key): as_utf8(value)[:_LONGEST_VALUE] for key, value in given}
         known = run.data.params
         # MLflow refuses to change a parameter; what a later start has changed becomes a tag.
         new = [Param(key, value) for key, value in settings.items() if key not in known]
@@ -99,7 +100,7 @@ class MLflowRun:
         for part in _parts(metrics, _METRICS):
             self._client.log_batch(self._id, metrics=part)
         texts = {name: value for name, value in result.items() if name not in numbers}
-        tags = [RunTag(_name(name), _text(value)[:_LONGEST_TAG]) for name, value in texts.items()]
+        tags = [RunTag(_name(name), as_utf8(value)[:_LONGEST_TAG]) for name, value in texts.items()]
         for some in _parts(tags, _SETTINGS):
             self._client.log_batch(self._id, tags=some)
         self._client.set_terminated(self._id, _STATES[ended.state], when)
@@ -139,10 +140,6 @@ def _name(name: str) -> str:
 
         mapped = f"{mapped[: _LONGEST_NAME - 17]}-{sha256(mapped.encode()).hexdigest()[:16]}"
     return mapped
-
-
-def _text(value: Any) -> str:
-    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _parts(items: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:

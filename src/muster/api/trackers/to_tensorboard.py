@@ -17,6 +17,7 @@ from muster.api.trackers.tracker import (
     Place,
     Point,
     Tracked,
+    as_utf8,
     from_tracker,
     to_tracker,
 )
@@ -131,7 +132,7 @@ def _settings(tracked: Tracked) -> Any:
         elif isinstance(value, int | float):
             field.number_value = value
         else:
-            field.string_value = str(value).encode("utf-8", "backslashreplace").decode()
+            field.string_value = as_utf8(value)
     data = plugin_data_pb2.HParamsPluginData(session_start_info=info)
     return _summary(metadata.SESSION_START_INFO_TAG, data)
 

@@ -17,6 +17,7 @@ from muster.api.trackers.tracker import (
     Place,
     Point,
     Tracked,
+    as_utf8,
     from_tracker,
     rows_of,
     to_tracker,
@@ -42,10 +43,10 @@ class TrackioRun:
     def __init__(self, storage: Any, tracked: Tracked) -> None:
         self._storage = storage
         self._id = tracked.id
-        self._name = _text(f"{tracked.group}/{tracked.name}" if tracked.folder else tracked.name)
+        self._name = as_utf8(f"{tracked.group}/{tracked.name}" if tracked.folder else tracked.name)
         tags = {f"muster/{name}": value for name, value in tracked.tags.items()}
         named = {_name(name): _value(value) for name, value in tracked.settings.items()}
-        self._config = {**named, **tags, "muster/group": _text(tracked.group)}
+        self._config = {**named, **tags, "muster/group": as_utf8(tracked.group)}
         storage.init_db(PROJECT)
         self.last_steps: dict[str, int] = {}
         for row in storage.get_logs(PROJECT, self._name, run_id=self._id):
@@ -97,8 +98,4 @@ def _name(name: str) -> str:
 
 
 def _value(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float) else _text(str(value))
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    return value if isinstance(value, bool | int | float) else as_utf8(value)

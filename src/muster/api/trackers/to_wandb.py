@@ -22,6 +22,7 @@ from muster.api.trackers.tracker import (
     Place,
     Point,
     Tracked,
+    as_utf8,
     escape_first,
     from_tracker,
     rows_of,
@@ -83,8 +84,8 @@ class WandbRun:
         )
         self._run = library.init(
             project=variable("WANDB_PROJECT") or PROJECT,
-            group=_text(tracked.group)[:128],
-            name=_text(tracked.name)[:128],
+            group=as_utf8(tracked.group)[:128],
+            name=as_utf8(tracked.name)[:128],
             id=tracked.id,
             resume="allow",
             reinit="create_new",
@@ -141,12 +142,8 @@ def _value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | dict):
-        return json.loads(_text(json.dumps(value, default=str)))
-    return _text(str(value))
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+        return json.loads(as_utf8(json.dumps(value, default=str)))
+    return as_utf8(value)
 
 
 class Log:

@@ -226,6 +226,11 @@ def from_tracker(mapped: str) -> str:
     return _PIECE.sub(lambda match: chr(int(match[1], 16)), mapped)
 
 
+def as_utf8(value: object) -> str:
+    """A value as a text that UTF-8 can hold, whatever a file name or a program has in it."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
 def escape_first(mapped: str) -> str:
     """For a name whose first character has a meaning to the tracker.
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.runs import Run, find_run
+from muster.api.look.listing import find_run
+from muster.api.runs import Run
 from muster.api.start.options import SweepOptions
 from muster.api.sweeps.adding import (
     Added,

@@ -213,7 +213,7 @@ def _runs(last: str) -> Iterator[Candidate]:
 
 
 def _failed(run: str) -> Iterator[Candidate]:
-    from muster.api.runs import find_run
+    from muster.api.look.listing import find_run
 
     with suppress(MusterError):
         for named in find_run(run).failed_tasks():

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     if flags.now and not what:
         raise UsageError("--now has no effect alone.", hint="add --release N or --only LIST.")
     if flags.run:
-        from muster.api.runs import find_run
+        from muster.api.look.listing import find_run
 
         run = find_run(flags.run)
         return _change(run, what, flags) if what else _show_run(run, as_json=flags.json)
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
-    from muster.api.sweeps.devices import change_devices
+    from muster.api.sweeps.adding import change_devices
 
     answer = change_devices(run, what, now=flags.now)
     if flags.json:

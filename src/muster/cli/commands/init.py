@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from muster.api.runs import Run, find_run
+from muster.api.look.listing import find_run
+from muster.api.runs import Run
 from muster.api.sweeps.plans import stored_options
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_INTERRUPTED, UsageError

@@ -14,9 +14,10 @@ from typing import Annotated, NamedTuple
 
 from muster.api.experiments.experiment import find_experiment, why_experiment
 from muster.api.experiments.watching import folders_of, is_at_work, latest, open_watched, pause_s
+from muster.api.look.listing import find_run
 from muster.api.look.ranks import rank_log
 from muster.api.look.why import Cause, Why, why
-from muster.api.runs import Run, find_run
+from muster.api.runs import Run
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import count, shell_word

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment
-from muster.api.look.word import array_of, ended_job, job_of, word_of
-from muster.api.runs import Run, Status, find_run, find_runs
+from muster.api.look.listing import array_of, ended_job, find_run, find_runs, job_of, word_of
+from muster.api.runs import Run, Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag

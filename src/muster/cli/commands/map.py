@@ -44,7 +44,7 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
         return 0
     from muster.api.launch import Audience
     from muster.api.maps.publish import finished_lines
-    from muster.api.sweeps.rehearsal import rehearse_map
+    from muster.api.sweeps.housekeeping import rehearse_map
 
     run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.api.experiments.experiment import find_experiment, run_in
+from muster.api.look.listing import find_run
 from muster.api.recipe import MapRecipe, Recipe
-from muster.api.runs import find_run
 from muster.base.codec import decode
 from muster.base.errors import MusterError, UsageError
 from muster.base.flags import Flag

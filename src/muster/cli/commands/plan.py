@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from muster.api.look.listing import find_run
 from muster.api.look.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
-from muster.api.runs import Run, find_run
+from muster.api.runs import Run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings

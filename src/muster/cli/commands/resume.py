@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from muster.api.experiments.experiment import find_experiment
-from muster.api.runs import Run, find_first_stage, find_run
+from muster.api.look.listing import find_first_stage, find_run
+from muster.api.runs import Run
 from muster.api.slurm.array import read_array
 from muster.api.slurm.gang import NodeStart
 from muster.api.start.options import SweepOptions

@@ -246,7 +246,7 @@ def run_and_sum_up(
         return 0
     began = time.monotonic()
     if workload.recipe is not None:
-        from muster.api.sweeps.rehearsal import rehearse_sweep
+        from muster.api.sweeps.housekeeping import rehearse_sweep
 
         call = partial(rehearse_sweep, workload.recipe, workload.config)
         workload = dataclasses.replace(workload, rehearse=call)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from muster.api.look.listing import find_run
 from muster.api.look.ranks import export_metrics
-from muster.api.runs import Run, find_run
+from muster.api.runs import Run
 from muster.api.slurm.array import collect
 from muster.api.sweeps.search_state import again, export_study, read_search
 from muster.api.trackers.guard import track

@@ -9,13 +9,17 @@ from muster.base.shown_text import count
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, error, note, ok, warning
-from muster.doctor.machine import (
+from muster.doctor.findings import (
+    Finding,
+    error,
     gang_gpus,
     gpus_named,
     loaded_of,
+    note,
+    ok,
     pci_of,
     visible_health,
+    warning,
     working_gpus,
 )
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from muster.base.atomic_files import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, error, note, ok, warning
-from muster.doctor.machine import visible_gpus, working_gpus
+from muster.doctor.findings import Finding, error, note, ok, visible_gpus, warning, working_gpus
 
 _LEAST_SHM_MIB = 1024
 _SHM_PER_GPU_MIB = 1024

@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from muster.base.atomic_files import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import AllReduce, Facts, Interface, ReduceTry
-from muster.doctor.findings import Finding, error, note, ok, warning
-from muster.doctor.machine import health_of_torch_device, num_nodes, nvlink_gb_s, pcie_gb_s
+from muster.doctor.findings import (
+    Finding,
+    error,
+    health_of_torch_device,
+    note,
+    num_nodes,
+    nvlink_gb_s,
+    ok,
+    pcie_gb_s,
+    warning,
+)
 
 #: Interfaces that only lead to containers or virtual machines of this host.
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "lxc", "vmnet", "kube")

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from muster.base.errors import how_to_install
 from muster.devices.discovery import apply_visibility
 from muster.doctor.facts import NO_TORCH, Facts
-from muster.doctor.findings import Finding, error, note, ok, warning
-from muster.doctor.machine import (
+from muster.doctor.findings import (
     MAKERS,
+    Finding,
     accelerator_kind,
+    error,
     gpus_named,
     has_maker,
+    note,
+    ok,
     visible,
     visible_gpus,
+    warning,
     working_gpus,
 )
 

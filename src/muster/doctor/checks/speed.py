@@ -7,8 +7,16 @@ from statistics import median
 
 from muster.devices.cards import find_card
 from muster.doctor.facts import Facts, MatmulRate, PeerCopy, Run
-from muster.doctor.findings import Finding, error, note, ok, warning
-from muster.doctor.machine import health_of_torch_device, loaded_of, pcie_gb_s
+from muster.doctor.findings import (
+    Finding,
+    error,
+    health_of_torch_device,
+    loaded_of,
+    note,
+    ok,
+    pcie_gb_s,
+    warning,
+)
 
 #: Of the data sheet's dense peak. A large product reaches 60 to 90 % on a sound card.
 _LEAST_PEAK = 0.4

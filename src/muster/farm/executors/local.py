@@ -17,30 +17,20 @@ from typing import NamedTuple
 from muster.base import processes
 from muster.base.reaper import Reaper
 from muster.farm import canonical, wire
-from muster.farm.events import (
-    Divided,
-    Event,
-    Logged,
-    Progress,
-    Results,
-    Returned,
-    TargetBroken,
-    WorkerDied,
-    WorkerReady,
-)
+from muster.farm.events import Event, WorkerDied
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.memory_group import MemoryGroup, MemoryGroups
-from muster.farm.executors.memory_watch import MemoryWatch, ends_first
+from muster.farm.executors.memory_limits import MemoryGroups, MemoryWatch, ends_first
 from muster.farm.executors.worker_process import (
     TRACE_BYTES,
     Channel,
+    Worker,
     environment_of,
     log_tail,
     reason_of,
     start_worker,
 )
 from muster.farm.task import Outcome, SlotSpec, Task
-from muster.farm.worker.folders import remove_kept
+from muster.farm.worker.files import remove_kept
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
@@ -70,39 +60,12 @@ class _Started(NamedTuple):
     socket: socket.socket
 
 
-@dataclass
-class _Worker:
-    worker_id: int
-    slot: SlotSpec
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    log: str
-    pidfd: int = -1
-    kill_at: float | None = None
-    was_killed: bool = False
-    ooms_before: int = 0
-    log_start: int = 0
-    tasks_end: int = 0
-    unfit: str = ""  # why it cannot compute on them, by its own account
-    watch: MemoryWatch | None = None
-    group: MemoryGroup | None = None  # in place of a watch, where one can be had
-    took: str = ""  # more memory than it may, so that it was killed
-    is_of_past: bool = False  # a task has ended since the look that shows how much it holds
-    spare_at: float | None = None  # when the process of the next worker is started beside it
-
-    def met_no_memory(self) -> bool:
-        """Whether the kernel has ended something for lack of memory, as far as it tells of us."""
-        if self.group is not None:
-            return self.group.was_hit
-        return processes.out_of_memory_kills() > self.ooms_before
-
-
 class LocalExecutor:
     """One process per worker, each the leader of its own session, all dying with this one."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         self._selector = selectors.DefaultSelector()
         # Another mark each time, or the reaper of a killed coordinator would end our workers too.
         self._mark = f"{assignment.run_id}-{os.urandom(4).hex()}"
@@ -140,8 +103,8 @@ class LocalExecutor:
             self._selector.modify(ours, events, worker)
 
         self._logs.add(log.stem)
-        worker = _Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
-        worker.log_start = worker.tasks_end = log_start
+        worker = Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
+        worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
         if slot.most_host_mib is not None:
             self._limit_memory(worker, slot.most_host_mib)
@@ -178,31 +141,31 @@ class LocalExecutor:
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
         worker = self._workers.get(worker_id)
-        if worker is None:
-            return
-        worker.channel.send(wire.pack_tasks(tasks, together=together))
+        if worker is not None:
+            worker.channel.send(wire.pack_tasks(tasks, together=together))
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.channel.send(wire.pack([wire.SHARE, task_id, others]))
+        self._tell(worker_id, wire.SHARE, task_id, others)
 
     def revoke(self, worker_id: int) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.channel.send(wire.pack([wire.REVOKE]))
+        self._tell(worker_id, wire.REVOKE)
 
     def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        worker = self._tell(worker_id, wire.STOP_TASK, task_id, pauses)
+        if worker is None or pauses or worker.slot.slot_id in self._spares:
+            return
+        if self._has_functions:
+            worker.spare_at = time.monotonic() + _SPARE_S
+
+    def _tell(self, worker_id: int, *words: object) -> Worker | None:
+        """Send a worker a frame; None where there is no such worker any more."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.channel.send(wire.pack([wire.STOP_TASK, task_id, pauses]))
-            if self._has_functions and not pauses and worker.slot.slot_id not in self._spares:
-                worker.spare_at = time.monotonic() + _SPARE_S
+            worker.channel.send(wire.pack([*words]))
+        return worker
 
     def confirm(self, worker_id: int, serial: int) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.channel.send(wire.pack([wire.CONFIRMED, serial]))
+        self._tell(worker_id, wire.CONFIRMED, serial)
 
     @property
     def worker_ids(self) -> list[int]:
@@ -211,16 +174,14 @@ class LocalExecutor:
 
     def warn(self, worker_id: int) -> None:
         """Tell a worker that it will soon lose its place: its task should save and end."""
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.channel.send(wire.pack([wire.WARN]))
+        self._tell(worker_id, wire.WARN)
 
     def end(self, worker_id: int, *, kill: bool) -> None:
+        if not kill:
+            self._tell(worker_id, wire.STOP)
+            return
         worker = self._workers.get(worker_id)
         if worker is None:
-            return
-        if not kill:
-            worker.channel.send(wire.pack([wire.STOP]))
             return
         worker.was_killed = True
         if worker.kill_at is None:
@@ -236,18 +197,18 @@ class LocalExecutor:
             wait_s = min(wait_s, _LOOK_EVERY_S)
         events: list[Event] = [*self._not_started]
         self._not_started.clear()
-        dead: dict[int, _Worker] = {}
+        dead: dict[int, Worker] = {}
         if self._workers:  # they begin before it, and no task has begun
             self._reaper.check()
         for key, mask in self._selector.select(0.0 if events else max(0.0, wait_s)):
-            worker: _Worker = key.data
+            worker: Worker = key.data
             if key.fd == worker.pidfd:
                 dead[worker.worker_id] = worker
                 continue
             if mask & selectors.EVENT_WRITE:
                 worker.channel.flush()
             if mask & selectors.EVENT_READ:
-                self._read(worker, events)
+                worker.read(events)
         for worker in self._workers.values():
             if worker.pidfd < 0 and worker.process.poll() is not None:
                 dead[worker.worker_id] = worker
@@ -287,43 +248,6 @@ class LocalExecutor:
         # A program that called muster.sweep is not to inherit orphans for the rest of its life.
         processes.set_subreaper(self._was_subreaper)
 
-    # ------------------------------------------------------------------ listening
-
-    def _read(self, worker: _Worker, events: list[Event]) -> None:
-        finished = []
-        for header, body in worker.channel.receive():
-            match header[0]:
-                case wire.RESULT:
-                    finished.append(wire.read_finished(header, body))
-                case wire.PROGRESS:
-                    events.append(Progress(worker.worker_id, *header[1:]))
-                case wire.METRICS:
-                    _, task_id, token, serial = header
-                    events.append(Logged(worker.worker_id, task_id, token, serial, body))
-                case wire.DIVIDED:
-                    kept, given = canonical.decode(body)
-                    events.append(Divided(worker.worker_id, header[1], header[2], kept, given))
-                case wire.RETURNED:
-                    if finished:
-                        worker.tasks_end = max(worker.tasks_end, finished[-1].log_end)
-                        events.append(Results(worker.worker_id, finished))
-                        finished = []
-                    ids = [int(text) for text in body.decode().split(",") if text]
-                    events.append(Returned(worker.worker_id, ids))
-                case wire.UNFIT:
-                    worker.unfit = header[1]
-                case wire.READY:
-                    worker.tasks_end = os.stat(worker.log).st_size
-                    events.append(WorkerReady(worker.worker_id, worker.process.pid))
-                case wire.BROKEN:
-                    trace = body.decode("utf-8", "replace")
-                    events.append(TargetBroken(worker.worker_id, header[1], trace))
-        if finished:
-            worker.tasks_end = max(worker.tasks_end, *(item.log_end for item in finished))
-            worker.is_of_past = True
-            worker.spare_at = None  # it ended as it was told
-            events.append(Results(worker.worker_id, finished))
-
     # ------------------------------------------------------------------ ending
 
     def _escalate(self) -> None:
@@ -333,7 +257,7 @@ class LocalExecutor:
                 processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
 
-    def _limit_memory(self, worker: _Worker, most_mib: float) -> None:
+    def _limit_memory(self, worker: Worker, most_mib: float) -> None:
         """Before it is told what to do: the kernel keeps its limit, or we look."""
         ends_first(worker.process.pid)
         if self._may_group and self._groups is None:
@@ -370,9 +294,9 @@ class LocalExecutor:
                 with suppress(OSError):  # no room for one more beside it: it is not needed yet
                     self._spares[worker.slot.slot_id] = self._begin(worker.slot)
 
-    def _reap(self, worker: _Worker, events: list[Event]) -> None:
+    def _reap(self, worker: Worker, events: list[Event]) -> None:
         """Read what a dead worker has still sent, end its descendants, and report how it ended."""
-        self._read(worker, events)
+        worker.read(events)
         code = worker.process.wait()
         session = worker.process.pid
         processes.signal_group(session, processes.KILL)
@@ -431,7 +355,7 @@ class LocalExecutor:
         own |= {spare.process.pid for spare in self._spares.values()}
         return processes.end_orphans(self._mark, session, own)
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: Worker) -> None:
         self._selector.unregister(worker.channel.socket)
         worker.channel.close()
         if worker.pidfd >= 0:

@@ -39,7 +39,7 @@ from muster.farm.executors.ray_sending import (
     places_of_pilot,
 )
 from muster.farm.executors.ray_session import RaySession, needs
-from muster.farm.executors.shipping import LOG, Unpacker, is_shipped, pack_file, write_log
+from muster.farm.executors.remote import LOG, Unpacker, is_shipped, pack_file, write_log
 from muster.farm.task import Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 

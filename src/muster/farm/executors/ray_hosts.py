@@ -21,8 +21,7 @@ from typing import Any
 from muster.base.errors import SetupError
 from muster.base.shown_text import clean_text
 from muster.farm.executors import ray_links, ray_node, ray_pilot
-from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.ray_plan import NO_WORKERS, Node, plan_nodes
+from muster.farm.executors.cluster import NO_WORKERS, ClusterRequest, Node, plan_nodes
 from muster.hosts.check import (
     close_all,
     here,

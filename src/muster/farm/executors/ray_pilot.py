@@ -31,10 +31,11 @@ from muster.farm import wire
 from muster.farm.events import Event, Progress, Results, Returned, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
-from muster.farm.executors.remote import CommandReader, pack_event
-from muster.farm.executors.shipping import (
+from muster.farm.executors.remote import (
+    CommandReader,
     Unpacker,
     is_shipped,
+    pack_event,
     pack_file,
     pack_folder,
     pack_log,

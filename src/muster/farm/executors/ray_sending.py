@@ -17,7 +17,7 @@ from typing import Any
 from muster.farm import wire
 from muster.farm.events import Event, Results, TargetBroken, WorkerDied
 from muster.farm.executors.ray_pilot import CODE, RUNS, digest_of
-from muster.farm.executors.shipping import FILE, pack_file
+from muster.farm.executors.remote import FILE, pack_file
 from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.hosts.code import moved_path, pack_code
 

@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
-from muster.base.modules import Interpreter
-from muster.base.processes import RUN_MARKER
+from muster.base.modules import FINDER, Interpreter
+from muster.base.processes import RUN_MARKER, out_of_memory_kills
 from muster.base.settings import (
     CHECKPOINT_DIR,
     TASK_DIR,
@@ -25,10 +26,20 @@ from muster.base.settings import (
     child_environment,
     waiting_threads,
 )
-from muster.farm import wire
+from muster.farm import canonical, wire
 from muster.farm.decisions import signal_name
+from muster.farm.events import (
+    Divided,
+    Event,
+    Logged,
+    Progress,
+    Results,
+    Returned,
+    TargetBroken,
+    WorkerReady,
+)
+from muster.farm.executors.memory_limits import MemoryGroup, MemoryWatch
 from muster.farm.task import SlotSpec
-from muster.farm.worker.elsewhere import FINDER
 
 #: How much of a dead worker's last output is kept.
 TRACE_BYTES = 4096
@@ -91,8 +102,8 @@ class Channel:
 
 _WORK = """
 import muster.farm.worker.main as worker
-from muster.farm.worker import elsewhere
-elsewhere.bring_to_children(ours)
+from muster.base import modules
+modules.bring_to_children(ours)
 sys.exit(worker.main(sys.argv[1:]))
 """
 #: An editable install is a folder on the path, or a finder that maps names of modules to places.
@@ -246,3 +257,65 @@ def log_tail(log: str, start: int) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - TRACE_BYTES))
         return file.read(TRACE_BYTES).decode("utf-8", "replace")
+
+
+@dataclass
+class Worker:
+    worker_id: int
+    slot: SlotSpec
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    log: str
+    pidfd: int = -1
+    kill_at: float | None = None
+    was_killed: bool = False
+    ooms_before: int = 0
+    tasks_end: int = 0
+    unfit: str = ""  # why it cannot compute on them, by its own account
+    watch: MemoryWatch | None = None
+    group: MemoryGroup | None = None  # in place of a watch, where one can be had
+    took: str = ""  # more memory than it may, so that it was killed
+    is_of_past: bool = False  # a task has ended since the look that shows how much it holds
+    spare_at: float | None = None  # when the process of the next worker is started beside it
+
+    def met_no_memory(self) -> bool:
+        """Whether the kernel has ended something for lack of memory, as far as it tells of us."""
+        if self.group is not None:
+            return self.group.was_hit
+        return out_of_memory_kills() > self.ooms_before
+
+    def read(self, events: list[Event]) -> None:
+        """Add what it has sent as events."""
+        finished = []
+        for header, body in self.channel.receive():
+            match header[0]:
+                case wire.RESULT:
+                    finished.append(wire.read_finished(header, body))
+                case wire.PROGRESS:
+                    events.append(Progress(self.worker_id, *header[1:]))
+                case wire.METRICS:
+                    _, task_id, token, serial = header
+                    events.append(Logged(self.worker_id, task_id, token, serial, body))
+                case wire.DIVIDED:
+                    kept, given = canonical.decode(body)
+                    events.append(Divided(self.worker_id, header[1], header[2], kept, given))
+                case wire.RETURNED:
+                    if finished:
+                        self.tasks_end = max(self.tasks_end, finished[-1].log_end)
+                        events.append(Results(self.worker_id, finished))
+                        finished = []
+                    ids = [int(text) for text in body.decode().split(",") if text]
+                    events.append(Returned(self.worker_id, ids))
+                case wire.UNFIT:
+                    self.unfit = header[1]
+                case wire.READY:
+                    self.tasks_end = os.stat(self.log).st_size
+                    events.append(WorkerReady(self.worker_id, self.process.pid))
+                case wire.BROKEN:
+                    trace = body.decode("utf-8", "replace")
+                    events.append(TargetBroken(self.worker_id, header[1], trace))
+        if finished:
+            self.tasks_end = max(self.tasks_end, *(item.log_end for item in finished))
+            self.is_of_past = True
+            self.spare_at = None  # it ended as it was told
+            events.append(Results(self.worker_id, finished))

@@ -20,9 +20,8 @@ from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
-from muster.farm.worker.folders import Folders, removed_where_empty
+from muster.farm.worker.files import Folders, TaskLog, removed_where_empty
 from muster.farm.worker.gather import Follower
-from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import can_watch, wait_for
 from muster.run.folder import RESULT_FILE
 

@@ -18,10 +18,9 @@ from muster.base.metric_log import as_number
 from muster.farm import canonical, wire
 from muster.farm.metrics import encode, names_in
 from muster.farm.results import plain_state, split_logged, with_logged
-from muster.farm.worker.folders import Folders
+from muster.farm.worker.files import Folders, task_logger
 from muster.farm.worker.gather import Follower, Gatherer, JointGatherer
 from muster.farm.worker.inbox import Halt, Line
-from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
 
-from muster.base.held_memory import tree
+from muster.base.host_memory import tree
 from muster.farm import canonical, wire
 from muster.farm.task import Order
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.device_faults import is_in_use
-from muster.base.held_memory import tree
+from muster.base.host_memory import tree
 
 if sys.platform != "win32":
     import resource

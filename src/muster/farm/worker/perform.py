@@ -32,9 +32,8 @@ from muster.farm.task import Finished, Order, Outcome, TargetSpec
 from muster.farm.template import OWN_PROGRAM
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
-from muster.farm.worker.folders import Folders
+from muster.farm.worker.files import Folders, Place, TaskLog
 from muster.farm.worker.inbox import Line
-from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import Peak
 from muster.run.folder import RunFolder
 

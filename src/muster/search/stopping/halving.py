@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 from muster.search.records import Decision
 from muster.search.spec import Objective, Stopping
-from muster.search.stopping.rule import Rule
-from muster.search.trials import Report, Trial, best_first
+from muster.search.trials import Report, Rule, Trial, best_first
 
 
 class BestShare:

@@ -22,8 +22,7 @@ from muster.search.distributions import Choice
 from muster.search.records import Decision
 from muster.search.space import Space, is_active
 from muster.search.spec import SearchSpec, Stopping
-from muster.search.stopping.rule import Rule
-from muster.search.trials import Report, Trial, best_first, random_for
+from muster.search.trials import Report, Rule, Trial, best_first, random_for
 
 _FACTORS = (0.8, 1.2)
 #: Choices have no neighbours: one in four is drawn anew.

@@ -1,10 +1,12 @@
-"""What tasks or ranks have logged over time, as few points as a screen can show."""
+"""What tasks or ranks have logged over time, as few points as a screen can show; and tasks or runs
+side by side: in which settings they differ, and what came of them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,12 +15,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.api.report.content import flat
 from muster.api.report.figures import COUNTERS
 from muster.api.trackers.metrics import RankLog, Series, series_of
+from muster.base.errors import UsageError
+from muster.farm import canonical
+from muster.farm.canonical import short_key
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
-from muster.web.content.plain import line
-from muster.web.folder import Folder
+from muster.farm.rows import flattened, metrics_of
+from muster.web.content.plain import line, plain, settings
+from muster.web.folder import Folder, Folders
 from muster.web.query import Query
 
 #: More lines than this in one picture tell nobody anything.
@@ -160,3 +167,79 @@ def _ascending(x: Column, y: Column) -> tuple[Column, Column]:
         return x, y
     order = np.argsort(x, kind="stable")
     return x[order], y[order]
+
+
+class Compared(NamedTuple):
+    column: dict[str, Any]
+    settings: Mapping[str, Any]
+    results: Mapping[str, Any]
+    metrics: list[str]
+
+
+def compared(folders: Folders, query: Query) -> dict[str, Any]:
+    """``run`` and ``task``, each given several times: tasks of one run, a task of each run, or
+    without tasks the runs themselves. At most 50 of them.
+    """
+    runs, tasks = query.many("run"), query.many("task")
+    if tasks and len(runs) not in (1, len(tasks)):
+        raise UsageError("To compare tasks of several runs, name a run for each of them.")
+    pairs = (
+        [(runs[0], task) for task in tasks]
+        if len(runs) == 1 and tasks
+        else zip_longest(runs, tasks)
+    )
+    found = [
+        _task(folders.find(run), task) if task else _run(folders.find(run))
+        for run, task in [*pairs][:MOST_SERIES]
+    ]
+    return {
+        "columns": [one.column for one in found],
+        "settings": _side_by_side([one.settings for one in found]),
+        "results": _side_by_side([one.results for one in found]),
+        "metrics": list(dict.fromkeys(name for one in found for name in one.metrics)),
+    }
+
+
+def _side_by_side(found: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per name; None where one does not have it. What differs comes first."""
+    rows = []
+    for name in dict.fromkeys(name for one in found for name in one):
+        values = [one.get(name) for one in found]
+        differs = any(name not in one or one[name] != values[0] for one in found)
+        rows.append({"name": name, "values": values, "differs": differs})
+    return sorted(rows, key=lambda row: not row["differs"])
+
+
+def _task(folder: Folder, task: str) -> Compared:
+    run = folder.expect_tasks()
+    with LedgerReader(folder.folder.ledger) as ledger:
+        row = ledger.task(run.task_number(ledger, task))
+        names = ledger.metric_names(row.task_id)
+    results = metrics_of(folder.folder, row)
+    label = canonical.task_label(row.task_id, row.payload)
+    return Compared(
+        _column(folder, short_key(row.key), label, row.state.name.lower()),
+        settings(flattened(canonical.decode(row.payload))),
+        {line(name): plain(value) for name, value in results.items()},
+        [line(name) for name in names],
+    )
+
+
+def _run(folder: Folder) -> Compared:
+    run = folder.run
+    stored, status = run.stored, run.status()
+    given = {**dict(flat("", stored.spec)), **dict(flat("", stored.options))}
+    given |= {f"code {name}": digest[:12] for name, digest in stored.code.items() if digest}
+    return Compared(
+        _column(folder, None, folder.path.name, status.state),
+        settings({**given, **stored.environment}),
+        {line(name): number for name, number in status.counts.items()},
+        in_order(curves_of(folder)) if stored.is_gang else [],
+    )
+
+
+def _column(folder: Folder, task: str | None, label: str, state: str) -> dict[str, Any]:
+    return {
+        "id": folder.id, "run": line(folder.path.name), "task": task, "label": line(label, 200),
+        "state": state,
+    }  # fmt: skip

@@ -18,9 +18,8 @@ from muster.farm.rows import flattened, metrics_of
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.web.content.devices import GpuTime, energy_wh
 from muster.web.content.plain import line, plain, settings
-from muster.web.content.runs import gpus_in, picture
+from muster.web.content.runs import GpuTime, energy_wh, gpus_in, picture
 from muster.web.folder import Folder, opened
 from muster.web.query import Query
 

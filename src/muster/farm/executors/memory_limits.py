@@ -1,10 +1,10 @@
-"""A control group (cgroup v2) for a worker, in which the kernel keeps its limit of memory.
+"""How a worker is kept to the memory of the host that its task is allowed (decisions 0039, 0059).
 
-That takes a part of the tree of groups which is ours to divide: the group in which this process
-was started, where nobody else's process is in it and its memory is handed on to us. Systemd hands
-such a group to a scope or service with ``Delegate=yes``, in which ``--detach`` runs where lingering
-is on; in a login session, a container and most jobs there is none, and a worker is watched instead
-(see ``memory_watch``). See decision 0059.
+Best by a control group (cgroup v2), in which the kernel keeps the limit. That takes a part of the
+tree of groups which is ours to divide: the group in which this process was started, where nobody
+else's process is in it and its memory is handed on to us. Systemd hands such a group to a scope or
+service with ``Delegate=yes``, in which ``--detach`` runs where lingering is on; in a login session,
+a container and most jobs there is none, and a worker is watched instead (``MemoryWatch``).
 
 The kernel wants processes in the leaves of the tree alone, so this process goes into a group of
 its own beside those of its workers, and back when the last executor has closed.
@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.held_memory import tree
+from muster.base.host_memory import part_mib, seen_mib, session_trees, tree
 from muster.base.shown_text import shown_mib
 
 _MOVES = 20
@@ -197,3 +198,65 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+#: Faster than one process fills memory, so that it is seen soon after it has come to its limit.
+_MIB_PER_S = 4096.0
+_LEAST_S, _MOST_S = 0.05, 1.0
+#: Of the time between two looks, a look takes this part at most; but nothing is left unseen longer.
+_SHARE, _LONGEST_S = 0.05, 2.0
+#: To know each process's part of shared pages takes the kernel long, so a thread asks, one at once.
+_ASKING = threading.Lock()
+_ANSWER_S = 0.01
+#: Where the host has no memory left sooner than a look shows why, the kernel ends the process with
+#: the highest score: a task, and not a coordinator or somebody else's program.
+_OOM_SCORE = 900
+
+
+def ends_first(pid: int) -> None:
+    """Let the kernel choose this process and what it starts, if it has to choose one."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+class MemoryWatch:
+    """Of the worker that leads the session ``pid``. ``due_s``: when to look the next time."""
+
+    def __init__(self, pid: int, most_mib: float) -> None:
+        self._pid = pid
+        self._most_mib = most_mib
+        self._began_s = 0.0
+        self._asking: threading.Thread | None = None
+        self._held_mib = 0.0
+        self.due_s = time.monotonic()
+
+    def begin(self) -> bool:
+        """Begin a look; False where one goes on."""
+        if self._asking is not None:
+            return False
+        self._began_s = time.monotonic()
+        pids = session_trees(self._pid)
+        self._held_mib = seen_mib(pids)
+        if self._held_mib > self._most_mib:
+            self._asking = threading.Thread(target=self._ask, args=(pids,), daemon=True)
+            self._asking.start()
+        return True
+
+    def look(self) -> str:
+        """Why it has to be killed; "" where it has not, or nobody knows yet."""
+        now_s = time.monotonic()
+        if self._asking is not None and self._asking.is_alive():
+            self.due_s = now_s + _ANSWER_S
+            return ""
+        self._asking = None
+        if self._held_mib > self._most_mib:
+            took = shown_mib(self._held_mib, up=True)
+            return f"took {took} of {shown_mib(self._most_mib)} allowed (--memory)"
+        wait_s = min(_MOST_S, max(_LEAST_S, (self._most_mib - self._held_mib) / _MIB_PER_S))
+        took_s = now_s - self._began_s
+        self.due_s = now_s + max(wait_s, min(_LONGEST_S, took_s / _SHARE))
+        return ""
+
+    def _ask(self, pids: Sequence[int]) -> None:
+        with _ASKING:
+            self._held_mib = part_mib(pids)

@@ -1,4 +1,6 @@
-"""The JSON schema of experiment files, from the dataclasses that say their keys and flags."""
+"""The JSON schema of experiment files, from the dataclasses that say their keys and flags. Editors
+read what it makes, and Muster never does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A training, an agent or a program on ranks: figures, ranks, checkpoints, evaluations."""
+"""What only runs of one kind have a page for. Ranks (a training, an agent, a program): figures,
+ranks, checkpoints, evaluations. A map: where its records went, the state of its chunks, and what
+was rejected and why. A search: how it went, what it tried, and where trials were ended.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from muster.api.look.ranks import rank_failures
+from muster.api.maps.publish import Tally, read_published, tally
+from muster.api.report.about import rejects
+from muster.api.report.map import stage_folders
 from muster.api.report.training import read_results, result_tables
 from muster.api.runs import Status
+from muster.api.sweeps.search_state import SearchState, read_search
+from muster.api.sweeps.search_view import importance, view
 from muster.base.codec import read_json
 from muster.base.errors import MusterError, UsageError
 from muster.base.journal import read_journal
+from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
+from muster.run.record import read_run
 from muster.web.content.curves import curves_of, in_order
 from muster.web.content.plain import block, finite, line, listing
 from muster.web.folder import Folder, opened
@@ -40,7 +53,7 @@ _FIGURES = {
 }  # fmt: skip
 
 
-def content(folder: Folder, query: Query) -> dict[str, Any]:
+def of_training(folder: Folder, query: Query) -> dict[str, Any]:
     run = folder.run
     stored, status = run.stored, run.status()
     if not stored.is_gang:
@@ -190,3 +203,92 @@ def _evaluations(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+_MOST_CELLS, _MOST_REJECTS = 2000, 50
+#: What a cell is that stands for chunks in different states: the first of these.
+_WORST = ("failed", "running", "waiting", "cancelled", "stopped", "done")
+
+
+def of_map(folder: Folder, query: Query) -> dict[str, Any]:
+    run = folder.run
+    if not run.stored.is_map:
+        raise UsageError(f"{folder.path} is {run.stored.kind_name}: it has no records.")
+    folders = stage_folders(folder.folder)
+    status = run.status()
+    published = read_published(folder.folder)
+    return {
+        "stages": [_stage(each, tally(each)) for each in folders],
+        "curves": in_order(curves_of(folder)),
+        "chunks": _chunks(folder.folder, (status.live or {}).get("num_running", 0)),
+        "rejects": [
+            {"stage": line(cause.stage), "reason": line(cause.reason), "count": cause.num,
+             "sample": listing(cause.example)}
+            for each in folders for cause in rejects(each)[:_MOST_REJECTS]
+        ],
+        "output": published and {
+            "path": published.output, "bytes": published.size, "rows": published.rows,
+            "notes": [line(note) for note in published.notes],
+        },
+    }  # fmt: skip
+
+
+def _stage(folder: RunFolder, counts: Tally) -> dict[str, Any]:
+    return {
+        "name": line(" → ".join(map(str, read_run(folder).spec.get("stages", ())))),
+        "in": counts.num_in,
+        "out": counts.num_out,
+        "rejected": counts.num_rejected,
+        "dropped": counts.num_dropped,
+        "lost": counts.num_lost,
+        "waiting": counts.num_open,
+    }
+
+
+def _chunks(folder: RunFolder, num_running: int) -> list[dict[str, Any]]:
+    """Cells in the order of the input: of many chunks a cell stands for several."""
+    if not folder.ledger.exists():
+        return []
+    with LedgerReader(folder.ledger) as ledger:
+        states = ledger.states()
+    words = {TaskState.READY: "waiting", TaskState.CLAIMED: "running" if num_running else "waiting"}
+    named = [words.get(state) or state.name.lower() for state in states]
+    size = -(-len(named) // _MOST_CELLS) or 1
+    return [
+        {
+            "index": at,
+            "count": len(named[at : at + size]),
+            "state": min(named[at : at + size], key=_WORST.index),
+        }
+        for at in range(0, len(named), size)
+    ]
+
+
+#: Importance takes seconds: it is asked for, and computed again when as many more have ended.
+_KNOWN: WeakKeyDictionary[Folder, tuple[object, dict[str, Any] | None]] = WeakKeyDictionary()
+_ONE_AT_A_TIME = Lock()
+
+
+def of_search(folder: Folder, query: Query) -> dict[str, Any]:
+    """``importance=1``: with how much each parameter matters."""
+    state = read_search(folder.folder)
+    if state is None:
+        if folder.run.stored.is_search:
+            return {"goals": [], "history": []}  # it has not begun
+        raise UsageError(f"{folder.path} is not a search.")
+    wanted = query.text("importance") == "1"
+    weighed = _importance(folder, state) if wanted else None
+    return {
+        **view(state),
+        "importance": weighed and weighed["values"],
+        "weighed": weighed and {"step": weighed["step"], "trials": weighed["trials"]},
+    }
+
+
+def _importance(folder: Folder, state: SearchState) -> dict[str, Any] | None:
+    standing = (folder.run.stored.run_id, len(state.ended))  # a run that was begun anew is another
+    with _ONE_AT_A_TIME:
+        known = _KNOWN.get(folder)
+        if known is None or known[0] != standing:
+            known = _KNOWN[folder] = (standing, importance(state))
+    return known[1]

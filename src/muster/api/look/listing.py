@@ -1,0 +1,109 @@
+"""Runs as they are listed: which there are, and the state of each in one word, also where SLURM
+or the elements of an array know more of it. `why` says more, and takes longer to load than to
+answer.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.api.runs import Run, Status
+from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.base.shown_text import shell_word
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
+from muster.run.state import Word, state_of_array
+from muster.slurm.commands import living_job, read_job
+from muster.slurm.states import JobStatus
+
+if TYPE_CHECKING:
+    from muster.api.slurm.array import ArrayProgress
+
+_ROOT = Path("runs")
+
+
+def find_runs(root: Path) -> list[Run]:
+    """The runs directly below ``root``, the one that worked last first."""
+    try:
+        folders = [RunFolder(path) for path in root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SetupError(f"Cannot look for runs in {root}: {error.strerror}.") from None
+    runs = [Run(folder.path) for folder in folders if folder.exists()]
+    return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
+
+
+def find_run(text: str) -> Run:
+    """A run by its path, or by its name below ``runs``; UsageError with the nearest name."""
+    for path in (Path(text), _ROOT / text):
+        if RunFolder(path).exists():
+            return Run(path)
+    if (stage := find_first_stage(text)) is not None:
+        raise UsageError(
+            f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
+            "begun.",
+            hint=f"go on with it: muster resume {shell_word(stage.folder.whole)}; "
+            f"look at its first stage: muster status {shell_word(stage.path)}",
+        )
+    for path in (Path(text), _ROOT / text):
+        if (path / EXPERIMENT_FILE).is_file():
+            listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
+            raise UsageError(
+                f"{path} is an experiment of several phases, each of which is a run.",
+                hint=f"name one of them: {listed}; "
+                f"`muster status {shell_word(path)}` shows them all.",
+            )
+    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
+
+
+def find_first_stage(text: str) -> Run | None:
+    """The first stage of a map that runs stage by stage and has only stages so far, else None.
+
+    The record of that stage has the whole command.
+    """
+    for path in (Path(text), _ROOT / text):
+        folder = RunFolder(RunFolder(path).stage(0))
+        if folder.exists() and not RunFolder(path).exists():
+            return Run(folder.path)
+    return None
+
+
+def array_of(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
+    """Of a run with --array, which has no coordinator; None for any other."""
+    if not run.folder.elements_json.exists():
+        return None
+    from muster.api.slurm.array import array_progress
+
+    return array_progress(run.folder, asks_slurm=asks_slurm)
+
+
+def job_of(run: Run) -> tuple[str, JobStatus] | None:
+    """Of a run that was handed in to SLURM, its job while that lives, as far as one can ask."""
+    with suppress(SetupError):
+        return living_job(run.folder)
+    return None
+
+
+def ended_job(run: Run, found: Status, job: tuple[str, JobStatus] | None) -> str | None:
+    """The job that should have begun the run and does not live; None where one cannot tell."""
+    with suppress(SetupError):
+        if found.state == "not begun" and job is None and living_job(run.folder) is None:
+            record = read_job(run.folder)
+            return None if record is None else str(record["job_id"])
+    return None
+
+
+def word_of(
+    found: Status, array: ArrayProgress | None, job: tuple[str, JobStatus] | None = None
+) -> Word:
+    """The state of a run, also where SLURM or the elements of an array know more than it does."""
+    if job is not None and job[1].waits and found.state == "not begun":
+        return "queued"
+    if array is None:
+        return found.state
+    num_open = found.counts["waiting"] + found.counts["running"]
+    return state_of_array(
+        found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
+    )
