@@ -7,17 +7,16 @@ fields are its flags. ``Parsed`` gives the groups back as values, and the comman
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from muster.base.errors import EXIT_OK, UsageError
+from muster.base.errors import EXIT_OK, UsageError, nearest
 from muster.base.flags import Alias, Flag, kind_of_word
 from muster.cli import values
-from muster.cli.options import Option, build, options_of
+from muster.cli.options import Option, alias_of, build, flag_name, flags_by_name, options_of
 
 _T = TypeVar("_T")
 
@@ -206,18 +205,6 @@ def parse_groups(
     )
 
 
-def flags_by_name(options: Sequence[Option]) -> dict[str, Option]:
-    """Every name that a flag may be said by."""
-    flags = [option for option in options if not option.flag.is_positional]
-    # A group that comes first keeps its names; other names give way to all of these.
-    names = {option.name: option for option in reversed(flags)}
-    found = {option.name: names[option.name] for option in flags}
-    for option in flags:
-        for alias in option.flag.aliases:
-            found.setdefault(alias if isinstance(alias, str) else alias.name, option)
-    return found
-
-
 class _Reading:
     """One command line, from its first word to its last."""
 
@@ -254,7 +241,7 @@ class _Reading:
                 place = places[0] if places[0].collects else places.pop(0)
                 value = _value(place, None, (word,), place.name.upper())
                 said.append(Said(place, word, (word,), value))
-            elif (name := _name(word)) in _HELP_WORDS and name not in self._names:
+            elif (name := flag_name(word)) in _HELP_WORDS and name not in self._names:
                 wants_help = "help-all" if name == "help-all" else wants_help or "help"
             else:
                 said.append(self._flag(word, name, is_help=bool(wants_help)))
@@ -317,8 +304,8 @@ class _Reading:
                     f"muster {self._command} has no flag {flag}.",
                     hint=f"did you mean --{ours[0]}? It is what {flag} is called here.",
                 )
-        near = difflib.get_close_matches(name, self._names, n=1, cutoff=0.7)
-        hint = f"did you mean --{near[0]}? " if near else ""
+        near = nearest(name, self._names, cutoff=0.7)
+        hint = f"did you mean --{near}? " if near else ""
         return UnknownFlag(
             f"muster {self._command} has no flag {flag}.",
             f"{hint}`muster {self._command} --help-all` lists its flags.",
@@ -335,18 +322,6 @@ def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
             return None
         return reader(words[0], flag)
     return values.read(option.kind, words, flag, option.default)
-
-
-def _name(word: str) -> str:
-    return word.lstrip("-").partition("=")[0].replace("_", "-")
-
-
-def alias_of(option: Option, name: str) -> str | Alias | None:
-    """The other name that ``name`` is, None where it is the flag's own."""
-    for alias in option.flag.aliases:
-        if name == (alias if isinstance(alias, str) else alias.name):
-            return alias
-    return None
 
 
 def _joined(said: Sequence[Said]) -> list[Said]:

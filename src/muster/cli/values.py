@@ -1,24 +1,23 @@
-"""The words of a command line: what each is before they are options, where target and program are,
-and what to write instead where a program was given as the target of a sweep; and their values, by
-the types of the fields that they are for.
+"""The words of a command line: what each is before they are options, where the program begins, and
+what to write instead where a program was given as the target of a sweep; and their values, by the
+types of the fields that they are for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import io
 import os
 import re
 import shlex
 import shutil
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError, UsageError, nearest
 from muster.base.flags import kind_of_word, own_words
 
 _SCRIPTS = (".py", ".sh")
@@ -31,16 +30,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(ours) + 1 == len(words):
         raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
     return ours, words[len(ours) + 1 :]
-
-
-def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """What the flags are for, "" where it is not said, and the other words: flags may come before
-    it, as in ``muster sweep --seeds 3 train.py:run``.
-    """
-    for position, word in enumerate(words):
-        if (position == 0 and kind_of_word(word) == "value") or is_it(word):
-            return word, [*words[:position], *words[position + 1 :]]
-    return "", list(words)
 
 
 def wants_slurm(words: Sequence[str]) -> bool:
@@ -249,11 +238,11 @@ def _one_of(text: str, known: Iterable[str]) -> str:
 def _refused(flag: str, text: str, kinds: Sequence[Any]) -> UsageError:
     """What may be written instead."""
     choices = [str(value) for kind in kinds for value in get_args(kind)]
-    near = difflib.get_close_matches(text, choices, n=1)
+    near = nearest(text, choices)
     wanted = [*(_WORDS[kind] for kind in kinds if kind in _WORDS), *choices]
     listed = wanted[0] if len(wanted) == 1 else f"{', '.join(wanted[:-1])} or {wanted[-1]}"
     return UsageError(
-        f"{flag} {text}: write {listed}.", hint=f"did you mean {near[0]}?" if near else None
+        f"{flag} {text}: write {listed}.", hint=f"did you mean {near}?" if near else None
     )
 
 

@@ -4,7 +4,6 @@ them from ``name=values``, seeds, and list files.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import itertools
@@ -333,6 +332,8 @@ def _json_values(name: str, text: str) -> list[object]:
 def _read_csv(
     blank: str | None, path: str, data: bytes
 ) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    import csv  # here: few sweeps have a list
+
     # utf-8-sig: spreadsheets put a byte order mark in front, which would join the first name.
     reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     header = tuple(cell.strip() for cell in next(reader, []))

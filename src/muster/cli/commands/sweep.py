@@ -25,9 +25,10 @@ from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, UnknownFlag, parse_groups
+from muster.cli.place_of_target import split_target
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, sweep_recipe, unknown
 from muster.cli.sweep_advice import no_numbers, refuse_parameter, refuse_program
-from muster.cli.values import is_script, split_command, split_target
+from muster.cli.values import is_script, split_command
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
@@ -80,7 +81,7 @@ class TargetPlace:
 
 
 _COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
-_ALL = {
+GROUPS = {
     "space": SpaceFlags, "search": SearchOptions, **_COMMON,
     "options": Part(of=SweepOptions, without=OF_ALL),
 }  # fmt: skip
@@ -136,7 +137,7 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     that this one is said to.
     """
     words, program = split_command(_without_sweep_file(argv)[0])
-    target, words = split_target(words, is_target)
+    target, words = split_target(words, is_target, GROUPS.values)
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
         about = (recipe.config.__doc__ or "").strip()
@@ -151,16 +152,16 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
             )
         line = [*words, "--", *program]
         return parse_groups(
-            {**more, **_ALL}, line, "sweep", _help(), common=_FIRST, takes_rest=True
+            {**more, **GROUPS}, line, "sweep", _help(), common=_FIRST, takes_rest=True
         )
     if not target:
         _help_or_complain(words)
-    options = [option for name, group in _ALL.items() for option in options_of(name, group)]
+    options = [option for name, group in GROUPS.items() for option in options_of(name, group)]
     refuse_program([target, *words], {f"--{option.name}" for option in options})
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
         raise unknown("recipe", target, Recipe)
     try:
-        return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
+        return parse_groups({**more, **GROUPS}, words, f"sweep {target}", _help(), common=_FIRST)
     except UnknownFlag as error:
         refuse_parameter(target, words, error)
         raise
@@ -172,7 +173,7 @@ def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     from muster.cli.wandb_file import without_sweep_file
 
-    target, _ = split_target(split_command(argv)[0], is_target)
+    target, _ = split_target(split_command(argv)[0], is_target, GROUPS.values)
     return without_sweep_file(argv, has_target=bool(target))
 
 
@@ -271,7 +272,7 @@ def run_and_sum_up(
 
 def _help_or_complain(words: list[str]) -> NoReturn:
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
-        parse_groups({"place": TargetPlace, **_ALL}, words, "sweep", _help(), common=_FIRST)
+        parse_groups({"place": TargetPlace, **GROUPS}, words, "sweep", _help(), common=_FIRST)
     raise UsageError(
         "There is nothing to run: no target and no command.",
         hint="write `muster sweep file.py:function …`, `muster sweep RECIPE …` or "
