@@ -12,6 +12,7 @@ from muster.api.recipe import MapRecipe
 from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag
+from muster.base.shown_text import shell_word
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
@@ -138,6 +139,11 @@ def _own(target: str, words: Sequence[str]) -> dict[str, Any]:
     except TargetError as error:
         if target.isidentifier():
             raise unknown("pipeline", target, MapRecipe) from None
+        if Path(target).is_file() and not target.endswith(".py"):
+            raise UsageError(
+                f"{target} is a file of data, and no pipeline.",
+                hint=f"write `muster map file.py:stage --input {shell_word(target)} …`.",
+            ) from None
         missing = error.__cause__
         names_python = any(word.partition("=")[0] == "--python" for word in words)
         if names_python and isinstance(missing, ModuleNotFoundError):

@@ -30,6 +30,8 @@ class RunPlace:
 
 
 _HELP_WORDS = {"help", "h", "help-all"}
+#: Commands whose flags are easily taken for each other's.
+_MAKE_RUNS = {"sweep", "map", "train", "run"}
 
 
 class MissingFlag(UsageError):
@@ -237,7 +239,7 @@ class _Reading:
                 if self._stops:
                     return said, self._words[self._at - 1 :], wants_help
                 if not places:
-                    raise self._unexpected(word)
+                    raise self._unexpected(word, said)
                 place = places[0] if places[0].collects else places.pop(0)
                 value = _value(place, None, (word,), place.name.upper())
                 said.append(Said(place, word, (word,), value))
@@ -287,10 +289,17 @@ class _Reading:
             self._at += 1
         return words
 
-    def _unexpected(self, word: str) -> UsageError:
+    def _unexpected(self, word: str, said: Sequence[Said]) -> UsageError:
+        from muster.cli.advice import for_word
+
+        # A flag that `=` joins to its value, or a switch, has nothing to do with the next word.
+        last, flag = said[-1:], self._words[max(0, self._at - 3)]
+        is_behind = bool(last) and flag_name(flag) == last[0].name and "=" not in flag
+        before = (last[0].option, " ".join(last[0].words)) if is_behind else None
+        meant = for_word(word, before, self._names, [one.option.name for one in said])
         return UsageError(
             f"muster {self._command} does not know what to do with {word!r}.",
-            hint=f"`muster {self._command} --help` says what it takes.",
+            hint=meant or f"`muster {self._command} --help` says what it takes.",
         )
 
     def _unknown(self, flag: str, name: str) -> UsageError:
@@ -306,6 +315,12 @@ class _Reading:
                 )
         near = nearest(name, self._names, cutoff=0.7)
         hint = f"did you mean --{near}? " if near else ""
+        command = self._command.split()[0]
+        if not near and command in _MAKE_RUNS:
+            from muster.cli.advice import commands_with
+
+            others = [f"muster {other}" for other in commands_with(name) if other != command]
+            hint = f"it is a flag of {', '.join(others)}. " if others else ""
         return UnknownFlag(
             f"muster {self._command} has no flag {flag}.",
             f"{hint}`muster {self._command} --help-all` lists its flags.",
@@ -371,7 +386,9 @@ _SYNONYMS = (
     ("weight-decay", "wd"),
     ("seeds", "num-seeds", "seed", "n-seeds"),
     ("run-dir", "output-dir", "out-dir", "output", "log-dir", "save-dir", "default-root-dir"),
-    ("gpus", "nproc-per-node", "num-gpus", "n-gpus", "ngpus", "num-processes"),
+    ("gpus", "nproc-per-node", "nproc", "num-gpus", "n-gpus", "ngpus", "num-processes"),
+    ("input", "in", "i", "inputs", "input-file"),
+    ("output", "out", "o", "output-file"),
     ("nodes", "nnodes", "num-nodes"),
     ("global-accumulation", "accumulate", "grad-accum", "gradient-accumulation-steps"),
     ("precision", "dtype", "mixed-precision"),

@@ -127,7 +127,12 @@ class TaskPlace:
 
 def common_groups() -> list[Any]:
     """The groups of options that trainings have, whatever is trained."""
-    return [TrainConfig, PpoConfig, TrainFlags, *gang_groups(GangOptions(), _RUN_DIR).values()]
+    return [TrainConfig, PpoConfig, TrainFlags, *gang_flags()]
+
+
+def gang_flags() -> list[Any]:
+    """The groups that whatever runs as ranks has."""
+    return list(gang_groups(GangOptions(), _RUN_DIR).values())
 
 
 def task_in(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import types
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -42,31 +42,37 @@ def is_script(word: str) -> bool:
     return word.endswith(_SCRIPTS) and Path(word).is_file()
 
 
-def as_program(words: Sequence[str], flags: Collection[str]) -> str | None:
+def as_program(words: Sequence[str], takes: Callable[[str], int | None]) -> str | None:
     """The command line that sweeps the program in ``words``; None where there is no program.
 
-    ``flags``: those of ``muster sweep``, which stay before the ``--``. All else belongs to the
-    program, and each of the user's own parameters gets its place.
+    ``takes``: how many values a flag of ``muster sweep`` has, which stays before the ``--``; None
+    for another's. All else belongs to the program, and each of the user's own parameters gets its
+    place.
     """
     from muster.farm.template import names_in
 
-    program = _program(words[0])
+    options: list[str] = []
+    names: list[str] = []
+    typed: list[str] = []
+    taker, left = "", 0  # the flag of ours that values go to, and how many it may still have
+    for word in words:
+        if kind_of_word(word) == "flag":
+            number = takes(word)
+            taker, _, value = word.partition("=") if number is not None else ("", "", "")
+            taker, left = taker.replace("_", "-"), (number or 0) - ("=" in word)
+            names += _names(taker, value)
+            (options if taker else typed).append(word)
+        elif left > 0 and ("=" in word or left == 1):
+            names += _names(taker, word)
+            options.append(word)
+            left -= 1
+        else:
+            left = 0
+            typed.append(word)
+    program = _program(typed[0]) if typed else None
     if program is None:
         return None
-    options, names = [], []
-    taker = ""  # the flag of ours that values go to
-    for word in words[1:]:
-        is_flag = kind_of_word(word) == "flag"
-        flag = word.partition("=")[0].replace("_", "-") if is_flag else ""
-        if flag in flags:
-            taker = flag
-        elif is_flag:
-            taker = ""
-        if taker:
-            options.append(word)
-            names += _names(taker, word if not flag else word.partition("=")[2])
-        else:
-            program.append(word)
+    program += typed[1:]
     placed = set().union(*map(names_in, program))
     for name in dict.fromkeys(names):
         if name not in placed:
