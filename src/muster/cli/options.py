@@ -133,7 +133,10 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _owner(kind: type, name: str) -> type:
     """The class that says the field, of those that ``kind`` is made from."""
-    return next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
+    return next(one for one in kind.__mro__ if name in _said_in(one))
+
+
+_said_in = functools.cache(inspect.get_annotations)
 
 
 def _default_of(one: dataclasses.Field[Any]) -> Any:
@@ -211,8 +214,7 @@ def read_marks(marks: Sequence[Any], kind: Any, field: str) -> tuple[Flag, str |
     """The flag of a field of type ``kind``, and its help where the marks say one."""
     flag, text = next((mark for mark in marks if isinstance(mark, Flag)), Flag()), None
     for mark in marks:
-        name = repr(mark)
-        if not _is_tyros(mark) or name in _WITHOUT_EFFECT:
+        if not _is_tyros(mark) or (name := repr(mark)) in _WITHOUT_EFFECT:
             continue
         if name == "Positional" and values.arity(kind) == 1:
             flag = replace(flag, is_positional=True)

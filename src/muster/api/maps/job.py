@@ -246,7 +246,7 @@ def _plan_of(
 
 def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
     """``home``: the folder of the run."""
-    described = deepcopy(source.describe())
+    described = deepcopy(dict(source.describe()))
     fixed = _fixed(job, described, home)
     plan = _plan_of(job, options, described, home)
 

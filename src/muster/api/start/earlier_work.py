@@ -33,14 +33,13 @@ def check_code(
     if may_change:
         return
     array = folder.array
+    code: Code | None = None
     if array is not None:  # all elements must run the code that the array was sent with
-        code, place = read_run(array).code, array.path
-    elif folder.exists() and (found := _code_of_work(folder)) is not None:
-        code, place = found, folder.path
-    else:
-        return
-    if as_before is None or changed_files(code, as_before):
-        check_same_code(code, now, place)
+        code = read_run(array).code
+    elif folder.exists():
+        code = _code_of_work(folder)
+    if code is not None and (as_before is None or changed_files(code, as_before)):
+        check_same_code(code, now, (array or folder).path)
 
 
 def _code_of_work(folder: RunFolder) -> Code | None:
