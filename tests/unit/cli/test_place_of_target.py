@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -66,16 +67,12 @@ COMMANDS = {
 }
 
 
+@functools.cache
 def taking_one(name: str) -> list[tuple[str, bool]]:
-    """The names of the flags of a command that take one value, and whether any `=` has to join it.
+    """The names of the flags of a command that take one value, and whether an `=` has to join it.
 
     A recipe's own flags are not known before the recipe is.
     """
-    return one_valued(name)
-
-
-@functools.cache
-def one_valued(name: str) -> list[tuple[str, bool]]:
     found = []
     for option in COMMANDS[name].read():
         if option.group in ("recipe", "task") or option.flag.is_positional or option.arity != 1:
@@ -93,21 +90,21 @@ def one_valued(name: str) -> list[tuple[str, bool]]:
 def test_the_value_of_every_flag_that_takes_one_is_no_target(name: str) -> None:
     command = COMMANDS[name]
     assert name == "start" or len(taking_one(name)) > 20
+    values, targets = itertools.cycle(command.values), itertools.cycle(command.targets)
     for flag, is_joined in taking_one(name):
         if len(flag) == 1:
             continue
-        for value in command.values:
-            for typed in {flag, flag.replace("-", "_")}:
-                said = [f"--{typed}={value}"]
-                for words in [said] if is_joined else [said, [f"--{typed}", value]]:
-                    for target in command.targets:
-                        assert command.split([*words, target]) == (target, words), words
-                        assert command.split([target, *words]) == (target, words), words
-                    assert command.split(words) == ("", words), words
+        for typed in {flag, flag.replace("-", "_")}:
+            value, target = next(values), next(targets)
+            said = [f"--{typed}={value}"]
+            for words in [said] if is_joined else [said, [f"--{typed}", value]]:
+                assert command.split([*words, target]) == (target, words), words
+                assert command.split([target, *words]) == (target, words), words
+                assert command.split(words) == ("", words), words
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@examples(200)
+@examples(100)
 @given(data=st.data())
 def test_a_target_is_found_between_any_flags(name: str, data: st.DataObject) -> None:
     command = COMMANDS[name]
