@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import multiprocessing
 import os
 import shutil
@@ -24,7 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import alternate, goal, machine, summary, table, write_json
@@ -112,6 +115,15 @@ class Contest:
             worker.join()
         rate = self.few / (time.perf_counter() - begin)
         return self._note("raw fork+exec of true", self.few, begin, rate)
+
+    def fork_exec_kept(self) -> float:
+        """What a command is promised, and nothing else: what a loop of forty lines takes for it."""
+        place = self.folder / "kept"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        begin = time.perf_counter()
+        rate = _spawn_kept_trues(place, self.few)
+        return self._note("fork+exec, folders, log, row", self.few, begin, rate)
 
     def process_pool_executor(self) -> float:
         count, begin, steady = self.tasks, time.perf_counter(), Steady()
@@ -217,6 +229,7 @@ class Contest:
 DURABLE = {
     "muster, function": "power loss",
     "muster, command": "power loss",
+    "fork+exec, folders, log, row": "power loss",
     "Optuna, journal file": "power loss",
     "SQLite alone, groups of 100": "power loss",
     "GNU parallel, job log": "process crash",
@@ -237,6 +250,61 @@ def _spawn_trues(count: int) -> None:
     environment = dict(os.environ)
     for number in range(count):
         os.waitpid(os.posix_spawnp("true", ["true", str(number)], environment), 0)
+
+
+def _spawn_kept_trues(place: Path, count: int) -> float:
+    """Two folders, a log and an environment for each, its result file looked for, and a row on the
+    disk, many to a commit; returns the rate.
+    """
+    database = sqlite3.connect(place / "rows.sqlite", isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute(
+        "CREATE TABLE rows (id INTEGER PRIMARY KEY, code, began, ended, start, end, v)"
+    )
+    ends, workers, begin = [], [], time.perf_counter()
+    for number in range(WORKERS):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        part = range(number, count, WORKERS)
+        workers.append(multiprocessing.Process(target=_keep_trues, args=(place, part, theirs)))
+        workers[-1].start()
+        theirs.close()
+        ends.append(ours)
+    while ends:
+        wait(ends)
+        time.sleep(0.01)  # what arrives meanwhile shares a commit
+        rows = []
+        for end in list(ends):
+            while end in ends and end.poll():
+                row = end.recv()
+                rows.append(row) if row else ends.remove(end)
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        database.execute("COMMIT")
+    for worker in workers:
+        worker.join()
+    database.close()
+    return count / (time.perf_counter() - begin)
+
+
+def _keep_trues(place: Path, numbers: range, results: Any) -> None:
+    log = os.open(f"{place}/worker-{numbers.start}.log", os.O_CREAT | os.O_APPEND | os.O_RDWR)
+    os.dup2(log, 1)
+    for number in numbers:
+        began, start = time.time(), os.lseek(log, 0, os.SEEK_END)
+        own, saved = f"{place}/{number}", f"{place}/{number}-saved"
+        os.mkdir(own)
+        os.mkdir(saved)
+        said = {"TASK_DIR": own, "SAVED": saved, "PARAMS": json.dumps({"seed": number})}
+        pid = os.posix_spawnp("true", ["true", str(number)], {**os.environ, **said})
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        found = os.path.exists(f"{own}/result.json")
+        value = Path(own, "result.json").read_bytes() if found else b"{}"
+        os.rmdir(own)
+        os.rmdir(saved)
+        end = os.lseek(log, 0, os.SEEK_END)
+        results.send((number, code, began, time.time(), start, end, value))
+    results.send(None)
 
 
 def _optuna_trials(journal: str, count: int) -> None:
@@ -261,6 +329,7 @@ def contenders(contest: Contest) -> dict[str, Callable[[], float]]:
         "ProcessPoolExecutor": contest.process_pool_executor,
         "muster, command": contest.muster_command,
         "raw fork+exec of true": contest.fork_exec,
+        "fork+exec, folders, log, row": contest.fork_exec_kept,
         "SQLite alone, groups of 100": contest.sqlite,
     }
     for package, name, run in (

@@ -13,8 +13,7 @@ from muster.cli import values
 from muster.cli.flags import ONE_TIME
 from muster.cli.help_page import field_texts, is_own, own_text
 from muster.cli.main import read_command
-from muster.cli.options import Option
-from muster.cli.parse import flags_by_name
+from muster.cli.options import Option, flags_by_name
 
 #: A command line of each command, which has all flags that do not come with what is run.
 _LINES = {

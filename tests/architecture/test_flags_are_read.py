@@ -53,10 +53,10 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
         "muster.cli.wandb_file", 'word.partition("=")[0] == _FLAG',
     ),
     ("muster.cli.map_flags.StagesPlace", "pipeline"): (
-        "muster.cli.map_flags", "name, words = split_target(",
+        "muster.cli.map_flags", "name, words = pipeline_in(",
     ),
     ("muster.cli.train_flags.TaskPlace", "task"): (
-        "muster.cli.train_flags", "name, words = split_target(",
+        "muster.cli.train_flags", "name, words = task_in(",
     ),
     ("muster.train.config.TrainConfig", "model_seed"): (
         "muster.rank.state", "if config.model_seed is None",

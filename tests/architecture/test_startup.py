@@ -74,8 +74,10 @@ IDLE = {
     "muster.cli.main": {"dataclasses", "difflib", "inspect", "json", "logging", "pathlib"},
     # A dry run needs no more than this module.
     "muster.cli.commands.sweep": {
-        "email", "filelock", "importlib.metadata", "logging", "secrets", "socket", "sqlite3",
-        "muster.devices.leases", "muster.farm.coordinator", "muster.monitor.files",
+        "csv", "ctypes", "difflib", "email", "filelock", "importlib.metadata", "logging", "queue",
+        "secrets", "socket", "sqlite3", "subprocess", "muster.api.start.notify",
+        "muster.api.start.services", "muster.api.trackers.tracker", "muster.devices.leases",
+        "muster.farm.coordinator", "muster.farm.decisions", "muster.monitor.files",
     },
     "muster.cli.commands.look": {"muster.api.report.content", "muster.api.sweeps.search_state"},
 }  # fmt: skip

@@ -198,6 +198,34 @@ def test_a_package_that_only_the_other_python_finds_is_followed(
     assert mixed.returncode == 0, mixed.stderr
 
 
+def test_a_run_that_an_earlier_version_began_goes_on_where_nothing_it_knew_has_changed(
+    with_package: tuple[Path, Path], muster_main: MusterCli
+) -> None:
+    """It recorded what its own Python found, so not the packages of the other one."""
+    place, python = with_package
+    words = ("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r",
+             "--python", str(python))  # fmt: skip
+    assert muster_main(*words).returncode == 0
+    record = json.loads((place / "r/run.json").read_bytes())
+    old = {name: digest for name, digest in record["code"].items() if name == "work.py"}
+
+    def begun_by_an_earlier_version() -> None:
+        (place / "r/run.json").write_text(json.dumps({**record, "code": old}))
+
+    more = (*words[:3], "x=2,5", *words[4:])
+    for again in (("add", "r", "--grid", "x=5"), ("resume", "r"), more):
+        begun_by_an_earlier_version()
+        done = muster_main(*again)
+        assert done.returncode == 0, done.stderr
+    # It is recorded whole from then on.
+    code = json.loads((place / "r/run.json").read_bytes())["code"]
+    assert {"work.py", "src/mine/model.py", "flat/other/model.py"} <= set(code)
+    begun_by_an_earlier_version()
+    (place / "work.py").write_text((place / "work.py").read_text() + "# changed\n")
+    refused = muster_main("resume", "r")
+    assert refused.returncode == 2 and "work.py" in refused.stderr
+
+
 def test_a_map_follows_it_too(with_package: tuple[Path, Path], muster_main: MusterCli) -> None:
     """Muster's own Python loads the file of a stage, so that the import has to wait."""
     place, python = with_package

@@ -24,7 +24,6 @@ from muster.api.start.placing import (
     take_devices,
     would_take,
 )
-from muster.api.start.services import Services, check_services, run_services, told_in_queue
 from muster.api.sweeps.plans import (
     check_same_plan,
     choose_folder,
@@ -50,7 +49,6 @@ from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening, stop_code
 from muster.base.target import ref_of, refuse_while_imported
 from muster.devices.placement import Placement
-from muster.farm.decisions import Policy, RetryPolicy
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
@@ -59,6 +57,8 @@ from muster.run.record import plain_options, read_run
 
 if TYPE_CHECKING:
     from muster.api.runs import Run
+    from muster.api.start.services import Services
+    from muster.farm.decisions import Policy, RetryPolicy
     from muster.farm.plan import Ending
     from muster.farm.view import RunView
     from muster.farm.work import Work
@@ -140,6 +140,7 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
     from muster.api.runs import Run
     from muster.api.start.earlier_work import move_aside
     from muster.api.start.lending import Lending
+    from muster.api.start.services import run_services, told_in_queue
     from muster.api.sweeps.housekeeping import Housekeeping, Rehearsal
     from muster.farm.work import work_off
     from muster.run.session import open_run
@@ -215,7 +216,7 @@ def _tell_of_end(services: Services, run: Run, ending: Ending, code: int) -> Non
 
 def _check(workload: Workload, options: SweepOptions) -> None:
     check_executor_for(workload, options)
-    check_services(options)
+    options.check_services()
 
 
 def _work(
@@ -257,6 +258,8 @@ def _gpus_per_worker(options: SweepOptions, slots: Sequence[SlotSpec]) -> float:
 def policy_of(
     options: SweepOptions, retry: RetryPolicy | None = None, *, is_search: bool = False
 ) -> Policy:
+    from muster.farm.decisions import Policy, RetryPolicy  # here: a dry run decides nothing
+
     retry = retry or RetryPolicy(
         retries=options.retries, exception_retries=options.retry_exceptions
     )

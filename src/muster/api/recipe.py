@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from muster.base.errors import MusterError, TargetError, cause_of
+from muster.base.errors import MusterError, TargetError, cause_of, nearest
 
 
 class RecipeTask(NamedTuple):
@@ -78,8 +77,8 @@ class Recipe:
             raise TargetError(f"{name} gives {kind}, not a RecipeTask.", hint=_TASK)
         word, params, _ = task
         if word not in self.targets:
-            near = difflib.get_close_matches(str(word), self.targets, n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
+            near = nearest(str(word), self.targets)
+            meant = f"did you mean {near!r}? " if near else ""
             raise TargetError(
                 f"{name} gives a task for {word!r}, which is none of its targets.",
                 hint=f"{meant}Known: {', '.join(self.targets)}.",

@@ -54,12 +54,10 @@ class UnknownNameError(UsageError):
     ``otherwise``."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
-        import difflib  # here: whoever starts something loads this module, and few make a mistake
-
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1)
+        near = nearest(name, names)
         listing = ", ".join(names) if names else "none"
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near!r}? " if near else ""
         more = f" {otherwise}" if otherwise and not near else ""
         super().__init__(f"Unknown {what} {name!r}.", hint=f"{hint}Known: {listing}.{more}")
 
@@ -114,6 +112,13 @@ class LedgerError(SetupError):
 
 class PlacementError(SetupError):
     """There is no device to run on."""
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The one of ``known`` that ``word`` may be meant as; "" where none is near."""
+    import difflib  # here: whoever starts something loads this module, and few make a mistake
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
 def check_ranges(settings: Any, *, positive: Iterable[str], not_negative: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ because only the session and the environment tell whose a process is after it wa
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -39,6 +38,8 @@ def set_subreaper(wanted: bool) -> bool:
     """
     if not IS_LINUX:
         return False
+    import ctypes  # here: a dry run and a look start nothing
+
     library, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
     library.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     library.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)

@@ -6,13 +6,11 @@ so it must be reachable by name; the coordinator reads its source and never impo
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base import cells, target_files
-from muster.base.errors import TargetError, how_to_install
+from muster.base.errors import TargetError, how_to_install, nearest
 from muster.base.modules import (
     CLASS,
     FUNCTION,
@@ -312,8 +310,8 @@ def _typed_by_hand(function: Callable[..., Any]) -> bool:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    close = nearest(name, known)
+    return f"did you mean {close!r}? " if close else ""
 
 
 def _known(names: Iterable[str], kind: str) -> str:
@@ -373,6 +371,8 @@ def _no_module(ref: TargetRef, part: str, folders: Sequence[str]) -> TargetError
 
 
 def _import_failed(ref: TargetRef, error: BaseException, command: str) -> TargetError:
+    import traceback  # here: few targets cannot be imported
+
     last = traceback.format_exception_only(error)[-1].strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

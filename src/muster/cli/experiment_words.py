@@ -30,8 +30,8 @@ from muster.cli.flags import ONE_TIME, sweep_options
 from muster.cli.gang import gang_options
 from muster.cli.help_page import own_text
 from muster.cli.main import read_command
-from muster.cli.options import Option
-from muster.cli.parse import Parsed, Said, alias_of, flags_by_name
+from muster.cli.options import Option, alias_of, flags_by_name
+from muster.cli.parse import Parsed, Said
 
 #: Flags whose values are NAME=V1,V2: a table in a file has a key for each.
 _AXES = {"grid", "zip"}

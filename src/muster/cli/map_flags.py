@@ -12,11 +12,12 @@ from muster.api.recipe import MapRecipe
 from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.errors import TargetError, UsageError
 from muster.base.flags import Flag
+from muster.base.shown_text import shell_word
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
+from muster.cli.place_of_target import split_target
 from muster.cli.recipes import MAPS, is_named, map_recipe, unknown
-from muster.cli.values import split_target
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 
@@ -45,7 +46,7 @@ class StagesPlace:
     --help."""
 
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "places": MapPlaces,
     "selection": Selection,
     "input": InputOptions,
@@ -110,17 +111,17 @@ class MapCommand:
 
 def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
     """The flags alone. A class of the user's is imported, for its fields are flags."""
-    name, words = split_target(argv, is_pipeline)
+    name, words = pipeline_in(argv)
     text = text.format(recipes=", ".join(sorted(MAPS)))
     recipe = map_recipe(name) if name else None
     if recipe is not None:
         doc = (recipe.config.__doc__ or "").strip()
         text = f"Recipe {recipe.name}: {doc}\n\nExample:\n  muster map {name} --output out.jsonl"
-        groups = {"recipe": recipe.config, **_COMMON}
+        groups = {"recipe": recipe.config, **COMMON}
     elif name:
-        groups = {**_own(name, words), **_COMMON}
+        groups = {**_own(name, words), **COMMON}
     elif {"-h", "--help", "--help-all", "--help_all"} & set(words):
-        groups = {"place": StagesPlace, **_COMMON}
+        groups = {"place": StagesPlace, **COMMON}
     else:
         raise UsageError(
             "There is no pipeline to run: no file.py:stage and no recipe.",
@@ -138,6 +139,11 @@ def _own(target: str, words: Sequence[str]) -> dict[str, Any]:
     except TargetError as error:
         if target.isidentifier():
             raise unknown("pipeline", target, MapRecipe) from None
+        if Path(target).is_file() and not target.endswith(".py"):
+            raise UsageError(
+                f"{target} is a file of data, and no pipeline.",
+                hint=f"write `muster map file.py:stage --input {shell_word(target)} …`.",
+            ) from None
         missing = error.__cause__
         names_python = any(word.partition("=")[0] == "--python" for word in words)
         if names_python and isinstance(missing, ModuleNotFoundError):
@@ -211,5 +217,6 @@ def _job(
     )
 
 
-def is_pipeline(word: str) -> bool:
-    return is_named(word, MapRecipe)
+def pipeline_in(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """What records are put through, "" where it is not said, and the other words."""
+    return split_target(argv, lambda word: is_named(word, MapRecipe), COMMON.values)

@@ -9,6 +9,7 @@ the class says.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, get_origin
 
 from muster.base.errors import TargetError
-from muster.base.flags import Flag
+from muster.base.flags import Alias, Flag
 from muster.cli import values
 
 
@@ -64,6 +65,14 @@ class Option:
             return 1
         return 0 if self.flag.is_negated else values.arity(self.kind)
 
+    def num_words(self, name: str) -> int | None:
+        """How many words behind the flag, typed as ``name``, are its values where none is joined to
+        it by ``=``; None: as many as there are.
+        """
+        alias = alias_of(self, name)
+        stands_alone = isinstance(alias, Alias) and alias.means is not None
+        return 0 if stands_alone or self.flag.alone is not None else self.arity
+
     @property
     def collects(self) -> bool:
         """Whether the flag adds to what it was given before: a list that has no words of its own,
@@ -85,7 +94,7 @@ def options_of(name: str, group: Any) -> list[Option]:
 
 def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ...]) -> list[Option]:
     found: list[Option] = []
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     for one in dataclasses.fields(kind):
         hint = hints[one.name]
         if not one.init or get_origin(hint) is ClassVar:
@@ -116,15 +125,49 @@ def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ..
     return found
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """A command asks for them several times, and they cost more than all else about its flags."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _owner(kind: type, name: str) -> type:
     """The class that says the field, of those that ``kind`` is made from."""
-    return next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
+    return next(one for one in kind.__mro__ if name in _said_in(one))
+
+
+_said_in = functools.cache(inspect.get_annotations)
 
 
 def _default_of(one: dataclasses.Field[Any]) -> Any:
     if one.default_factory is not dataclasses.MISSING:
         return one.default_factory()
     return one.default
+
+
+def flags_by_name(options: Sequence[Option]) -> dict[str, Option]:
+    """Every name that a flag may be said by."""
+    flags = [option for option in options if not option.flag.is_positional]
+    # A group that comes first keeps its names; other names give way to all of these.
+    names = {option.name: option for option in reversed(flags)}
+    found = {option.name: names[option.name] for option in flags}
+    for option in flags:
+        for alias in option.flag.aliases:
+            found.setdefault(alias if isinstance(alias, str) else alias.name, option)
+    return found
+
+
+def alias_of(option: Option, name: str) -> str | Alias | None:
+    """The other name that ``name`` is, None where it is the flag's own."""
+    for alias in option.flag.aliases:
+        if name == (alias if isinstance(alias, str) else alias.name):
+            return alias
+    return None
+
+
+def flag_name(word: str) -> str:
+    """The name in ``--name`` or ``--name=value``; hyphens and underscores mean the same."""
+    return word.lstrip("-").partition("=")[0].replace("_", "-")
 
 
 def build(group: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
@@ -171,8 +214,7 @@ def read_marks(marks: Sequence[Any], kind: Any, field: str) -> tuple[Flag, str |
     """The flag of a field of type ``kind``, and its help where the marks say one."""
     flag, text = next((mark for mark in marks if isinstance(mark, Flag)), Flag()), None
     for mark in marks:
-        name = repr(mark)
-        if not _is_tyros(mark) or name in _WITHOUT_EFFECT:
+        if not _is_tyros(mark) or (name := repr(mark)) in _WITHOUT_EFFECT:
             continue
         if name == "Positional" and values.arity(kind) == 1:
             flag = replace(flag, is_positional=True)

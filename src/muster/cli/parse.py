@@ -7,17 +7,16 @@ fields are its flags. ``Parsed`` gives the groups back as values, and the comman
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from muster.base.errors import EXIT_OK, UsageError
+from muster.base.errors import EXIT_OK, UsageError, nearest
 from muster.base.flags import Alias, Flag, kind_of_word
 from muster.cli import values
-from muster.cli.options import Option, build, options_of
+from muster.cli.options import Option, alias_of, build, flag_name, flags_by_name, options_of
 
 _T = TypeVar("_T")
 
@@ -31,6 +30,8 @@ class RunPlace:
 
 
 _HELP_WORDS = {"help", "h", "help-all"}
+#: Commands whose flags are easily taken for each other's.
+_MAKE_RUNS = {"sweep", "map", "train", "run"}
 
 
 class MissingFlag(UsageError):
@@ -206,18 +207,6 @@ def parse_groups(
     )
 
 
-def flags_by_name(options: Sequence[Option]) -> dict[str, Option]:
-    """Every name that a flag may be said by."""
-    flags = [option for option in options if not option.flag.is_positional]
-    # A group that comes first keeps its names; other names give way to all of these.
-    names = {option.name: option for option in reversed(flags)}
-    found = {option.name: names[option.name] for option in flags}
-    for option in flags:
-        for alias in option.flag.aliases:
-            found.setdefault(alias if isinstance(alias, str) else alias.name, option)
-    return found
-
-
 class _Reading:
     """One command line, from its first word to its last."""
 
@@ -250,11 +239,11 @@ class _Reading:
                 if self._stops:
                     return said, self._words[self._at - 1 :], wants_help
                 if not places:
-                    raise self._unexpected(word)
+                    raise self._unexpected(word, said)
                 place = places[0] if places[0].collects else places.pop(0)
                 value = _value(place, None, (word,), place.name.upper())
                 said.append(Said(place, word, (word,), value))
-            elif (name := _name(word)) in _HELP_WORDS and name not in self._names:
+            elif (name := flag_name(word)) in _HELP_WORDS and name not in self._names:
                 wants_help = "help-all" if name == "help-all" else wants_help or "help"
             else:
                 said.append(self._flag(word, name, is_help=bool(wants_help)))
@@ -300,10 +289,17 @@ class _Reading:
             self._at += 1
         return words
 
-    def _unexpected(self, word: str) -> UsageError:
+    def _unexpected(self, word: str, said: Sequence[Said]) -> UsageError:
+        from muster.cli.advice import for_word
+
+        # A flag that `=` joins to its value, or a switch, has nothing to do with the next word.
+        last, flag = said[-1:], self._words[max(0, self._at - 3)]
+        is_behind = bool(last) and flag_name(flag) == last[0].name and "=" not in flag
+        before = (last[0].option, " ".join(last[0].words)) if is_behind else None
+        meant = for_word(word, before, self._names, [one.option.name for one in said])
         return UsageError(
             f"muster {self._command} does not know what to do with {word!r}.",
-            hint=f"`muster {self._command} --help` says what it takes.",
+            hint=meant or f"`muster {self._command} --help` says what it takes.",
         )
 
     def _unknown(self, flag: str, name: str) -> UsageError:
@@ -317,8 +313,14 @@ class _Reading:
                     f"muster {self._command} has no flag {flag}.",
                     hint=f"did you mean --{ours[0]}? It is what {flag} is called here.",
                 )
-        near = difflib.get_close_matches(name, self._names, n=1, cutoff=0.7)
-        hint = f"did you mean --{near[0]}? " if near else ""
+        near = nearest(name, self._names, cutoff=0.7)
+        hint = f"did you mean --{near}? " if near else ""
+        command = self._command.split()[0]
+        if not near and command in _MAKE_RUNS:
+            from muster.cli.advice import commands_with
+
+            others = [f"muster {other}" for other in commands_with(name) if other != command]
+            hint = f"it is a flag of {', '.join(others)}. " if others else ""
         return UnknownFlag(
             f"muster {self._command} has no flag {flag}.",
             f"{hint}`muster {self._command} --help-all` lists its flags.",
@@ -335,18 +337,6 @@ def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
             return None
         return reader(words[0], flag)
     return values.read(option.kind, words, flag, option.default)
-
-
-def _name(word: str) -> str:
-    return word.lstrip("-").partition("=")[0].replace("_", "-")
-
-
-def alias_of(option: Option, name: str) -> str | Alias | None:
-    """The other name that ``name`` is, None where it is the flag's own."""
-    for alias in option.flag.aliases:
-        if name == (alias if isinstance(alias, str) else alias.name):
-            return alias
-    return None
 
 
 def _joined(said: Sequence[Said]) -> list[Said]:
@@ -396,7 +386,9 @@ _SYNONYMS = (
     ("weight-decay", "wd"),
     ("seeds", "num-seeds", "seed", "n-seeds"),
     ("run-dir", "output-dir", "out-dir", "output", "log-dir", "save-dir", "default-root-dir"),
-    ("gpus", "nproc-per-node", "num-gpus", "n-gpus", "ngpus", "num-processes"),
+    ("gpus", "nproc-per-node", "nproc", "num-gpus", "n-gpus", "ngpus", "num-processes"),
+    ("input", "in", "i", "inputs", "input-file"),
+    ("output", "out", "o", "output-file"),
     ("nodes", "nnodes", "num-nodes"),
     ("global-accumulation", "accumulate", "grad-accum", "gradient-accumulation-steps"),
     ("precision", "dtype", "mixed-precision"),

@@ -10,12 +10,13 @@ import ast
 import importlib
 import importlib.util
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
-from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.errors import TargetError, UnknownNameError, UsageError, nearest
 from muster.base.modules import load_plugin, plugins
 from muster.base.target import load_value, parse_target
 
@@ -85,8 +86,20 @@ def is_named(word: str, *kinds: type) -> bool:
     return is_own or any(is_recipe(word, kind) for kind in kinds)
 
 
-def unknown(what: str, word: str, *kinds: type) -> UnknownNameError:
+def unknown(what: str, word: str, *kinds: type) -> UsageError:
     """Of a word that names no recipe of these kinds here: on another machine it may."""
+    from muster.cli.main import COMMANDS
+
+    if word in COMMANDS:
+        return UsageError(
+            f"{word} is a command, and a line has one.", hint=f"begin with it: muster {word} …"
+        )
+    if shutil.which(word) is not None and not nearest(word, names_of(*kinds)):
+        return UsageError(
+            f"{word} is a program, and no {what}.",
+            hint=f"`muster sweep … -- {word} …` runs it for every setting, and `muster run` a "
+            "script of Python on many devices.",
+        )
     return UnknownNameError(
         what, word, names_of(*kinds), "It may come from a package that is not installed here."
     )

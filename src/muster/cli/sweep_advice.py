@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from muster.api.runs import Run
 
 
-def refuse_program(words: Sequence[str], flags: Collection[str]) -> None:
+def refuse_program(target: str, words: Sequence[str], takes: Callable[[str], int | None]) -> None:
     """A program is no target: say how it is swept, with the user's own parameters.
 
-    ``flags``: those of ``muster sweep``.
+    ``words`` as they are typed, with the target; ``takes`` as in `as_program`.
     """
-    if words[0].endswith((".toml", ".yaml", ".yml")):
+    if target.endswith((".toml", ".yaml", ".yml")):
         raise UsageError(
-            f"The target {words[0]!r} names no function.",
-            hint=f"an experiment file is started by muster start {shell_word(words[0])}; the sweep "
-            f"file of W&B is read by --from-wandb {shell_word(words[0])}.",
+            f"The target {target!r} names no function.",
+            hint=f"an experiment file is started by muster start {shell_word(target)}; the sweep "
+            f"file of W&B is read by --from-wandb {shell_word(target)}.",
         )
-    if ":" in words[0] or "-h" in words or "--help" in words:
+    if ":" in target or "-h" in words or "--help" in words:
         return
-    line = as_program(words, flags)
+    line = as_program(words, takes)
     if line is None:
         return
     functions: list[str] = []
-    if is_script(words[0]) and words[0].endswith(".py"):
+    if is_script(target) and target.endswith(".py"):
         with suppress(SyntaxError, ValueError):
-            functions = [f"{words[0]}:{name}" for name in names_at_top(read_source(Path(words[0])))]
+            functions = [f"{target}:{name}" for name in names_at_top(read_source(Path(target)))]
     listed = f"\n      or one of its functions: {', '.join(functions[:5])}." if functions else ""
     raise UsageError(
-        f"The target {words[0]!r} names no function; a program is given after `--`.",
+        f"The target {target!r} names no function; a program is given after `--`.",
         hint=f"write {line}{listed}",
     )
 

@@ -17,8 +17,8 @@ from muster.base.flags import Flag, parse_duration
 from muster.cli.gang import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
+from muster.cli.place_of_target import split_target
 from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown
-from muster.cli.values import split_target
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
@@ -82,7 +82,7 @@ def flags_of_train(
 
     ``more``: groups of the command that this one is said to.
     """
-    name, words = split_target(argv, _is_task)
+    name, words = task_in(argv)
     text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
     named = _named(name)
     is_kept = command == "train"
@@ -125,8 +125,19 @@ class TaskPlace:
     --help."""
 
 
-def _is_task(word: str) -> bool:
-    return is_named(word, TrainRecipe, AgentRecipe)
+def common_groups() -> list[Any]:
+    """The groups of options that trainings have, whatever is trained."""
+    return [TrainConfig, PpoConfig, TrainFlags, *gang_flags()]
+
+
+def gang_flags() -> list[Any]:
+    """The groups that whatever runs as ranks has."""
+    return list(gang_groups(GangOptions(), _RUN_DIR).values())
+
+
+def task_in(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """What is trained, "" where it is not said, and the other words."""
+    return split_target(argv, lambda word: is_named(word, TrainRecipe, AgentRecipe), common_groups)
 
 
 def _task_class(name: str) -> tuple[Any, bool]:

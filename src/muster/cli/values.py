@@ -1,24 +1,23 @@
-"""The words of a command line: what each is before they are options, where target and program are,
-and what to write instead where a program was given as the target of a sweep; and their values, by
-the types of the fields that they are for.
+"""The words of a command line: what each is before they are options, where the program begins, and
+what to write instead where a program was given as the target of a sweep; and their values, by the
+types of the fields that they are for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import io
 import os
 import re
 import shlex
 import shutil
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError, UsageError, nearest
 from muster.base.flags import kind_of_word, own_words
 
 _SCRIPTS = (".py", ".sh")
@@ -33,16 +32,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, words[len(ours) + 1 :]
 
 
-def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """What the flags are for, "" where it is not said, and the other words: flags may come before
-    it, as in ``muster sweep --seeds 3 train.py:run``.
-    """
-    for position, word in enumerate(words):
-        if (position == 0 and kind_of_word(word) == "value") or is_it(word):
-            return word, [*words[:position], *words[position + 1 :]]
-    return "", list(words)
-
-
 def wants_slurm(words: Sequence[str]) -> bool:
     """Whether ``--on slurm`` is among them, before anything is parsed."""
     pairs = zip(words, [*words[1:], ""], strict=False)
@@ -53,31 +42,37 @@ def is_script(word: str) -> bool:
     return word.endswith(_SCRIPTS) and Path(word).is_file()
 
 
-def as_program(words: Sequence[str], flags: Collection[str]) -> str | None:
+def as_program(words: Sequence[str], takes: Callable[[str], int | None]) -> str | None:
     """The command line that sweeps the program in ``words``; None where there is no program.
 
-    ``flags``: those of ``muster sweep``, which stay before the ``--``. All else belongs to the
-    program, and each of the user's own parameters gets its place.
+    ``takes``: how many values a flag of ``muster sweep`` has, which stays before the ``--``; None
+    for another's. All else belongs to the program, and each of the user's own parameters gets its
+    place.
     """
     from muster.farm.template import names_in
 
-    program = _program(words[0])
+    options: list[str] = []
+    names: list[str] = []
+    typed: list[str] = []
+    taker, left = "", 0  # the flag of ours that values go to, and how many it may still have
+    for word in words:
+        if kind_of_word(word) == "flag":
+            number = takes(word)
+            taker, _, value = word.partition("=") if number is not None else ("", "", "")
+            taker, left = taker.replace("_", "-"), (number or 0) - ("=" in word)
+            names += _names(taker, value)
+            (options if taker else typed).append(word)
+        elif left > 0 and ("=" in word or left == 1):
+            names += _names(taker, word)
+            options.append(word)
+            left -= 1
+        else:
+            left = 0
+            typed.append(word)
+    program = _program(typed[0]) if typed else None
     if program is None:
         return None
-    options, names = [], []
-    taker = ""  # the flag of ours that values go to
-    for word in words[1:]:
-        is_flag = kind_of_word(word) == "flag"
-        flag = word.partition("=")[0].replace("_", "-") if is_flag else ""
-        if flag in flags:
-            taker = flag
-        elif is_flag:
-            taker = ""
-        if taker:
-            options.append(word)
-            names += _names(taker, word if not flag else word.partition("=")[2])
-        else:
-            program.append(word)
+    program += typed[1:]
     placed = set().union(*map(names_in, program))
     for name in dict.fromkeys(names):
         if name not in placed:
@@ -249,11 +244,11 @@ def _one_of(text: str, known: Iterable[str]) -> str:
 def _refused(flag: str, text: str, kinds: Sequence[Any]) -> UsageError:
     """What may be written instead."""
     choices = [str(value) for kind in kinds for value in get_args(kind)]
-    near = difflib.get_close_matches(text, choices, n=1)
+    near = nearest(text, choices)
     wanted = [*(_WORDS[kind] for kind in kinds if kind in _WORDS), *choices]
     listed = wanted[0] if len(wanted) == 1 else f"{', '.join(wanted[:-1])} or {wanted[-1]}"
     return UsageError(
-        f"{flag} {text}: write {listed}.", hint=f"did you mean {near[0]}?" if near else None
+        f"{flag} {text}: write {listed}.", hint=f"did you mean {near}?" if near else None
     )
 
 

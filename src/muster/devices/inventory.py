@@ -221,9 +221,11 @@ def _ids(value: str, option: str) -> tuple[str, ...]:
     ids = tuple(part.strip() for part in value.split(","))
     for position, part in enumerate(ids, start=1):
         if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", part):
+            cores = " cpu:8 is eight workers or ranks on the CPU." * part.startswith("cpu")
             raise UsageError(
                 f"{option}: entry {position} ({part!r}) is neither a GPU number nor a UUID.",
-                hint="write numbers (0,2,3) or UUIDs (GPU-8932f937,…), separated by commas.",
+                hint="write numbers (0,2,3) or UUIDs (GPU-8932f937,…), separated by commas."
+                + cores,
             )
         if part in ids[: position - 1]:
             raise UsageError(

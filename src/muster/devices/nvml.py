@@ -8,7 +8,6 @@ than the sample.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import sys
@@ -130,6 +129,8 @@ def _has_driver() -> bool:
     """
     if sys.platform != "linux" or "pynvml" in sys.modules:
         return True
+    import ctypes  # here: only where GPUs are looked for
+
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -313,7 +312,8 @@ def look(ref: TargetRef) -> Signature:
     if signature is not None:
         return signature
     check_may_run(ref)
-    import tempfile  # here: few targets cannot be read from their source
+    import subprocess  # here: few targets cannot be read from their source
+    import tempfile
 
     with tempfile.TemporaryDirectory(prefix="muster-look-") as folder:
         # A file and not standard output, which belongs to what the module prints on import.

@@ -26,6 +26,7 @@ from muster.farm.space_texts import (
     ListRows,
     as_columns,
     check_distinct,
+    check_joined,
     checked_seeds,
     content_of,
     parse_grid,
@@ -329,11 +330,9 @@ def _checked(space: Space) -> Space:
 
 
 def _axes(group: str, texts: Iterable[str]) -> tuple[Axis, ...]:
-    axes = []
-    for text in texts:
-        name, values = parse_grid(text)
-        axes.append((name, tuple(values)))
-    return tuple(axes)
+    listed = tuple(texts)
+    check_joined(group, listed)
+    return tuple((name, tuple(values)) for name, values in map(parse_grid, listed))
 
 
 def _python_axes(group: str, axes: Mapping[str, Iterable[object]]) -> tuple[Axis, ...]:

@@ -4,7 +4,6 @@ them from ``name=values``, seeds, and list files.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import itertools
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.base.errors import TargetError, UsageError, check_parameter_name
+from muster.base.shown_text import shell_word
 from muster.farm.canonical import encode_canonical
 
 
@@ -164,6 +164,23 @@ def _priority(cell: object, where: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return check_priority(value, where)
+
+
+def check_joined(flag: str, texts: Sequence[str]) -> None:
+    """UsageError for words that are one setting typed apart: ``lr 0.1``, ``lr= 0.1,0.2``,
+    ``lr = 0.1`` and ``lr=0.1 0.2``."""
+    for first, text in enumerate(texts):
+        name, _, value = text.partition("=")
+        rest = texts[first + 1 :]
+        apart = list(itertools.takewhile(lambda word: "=" not in word.strip("="), rest))
+        if not apart or not name.strip():
+            continue
+        values = [word.strip("=, ") for word in (value, *apart)]
+        whole = f"{name.strip()}={','.join(filter(None, values))}"
+        raise UsageError(
+            f"--{flag} {' '.join((text, *apart))}: a name and its values are one word.",
+            hint=f"write --{flag} {shell_word(whole)}.",
+        )
 
 
 def parse_grid(text: str) -> tuple[str, list[object]]:
@@ -333,6 +350,8 @@ def _json_values(name: str, text: str) -> list[object]:
 def _read_csv(
     blank: str | None, path: str, data: bytes
 ) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    import csv  # here: few sweeps have a list
+
     # utf-8-sig: spreadsheets put a byte order mark in front, which would join the first name.
     reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     header = tuple(cell.strip() for cell in next(reader, []))

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import threading
 import typing
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -185,5 +186,21 @@ def _check_stage(stage: Any, name: str) -> None:
             "process_one.",
             hint="write def process(self, batch): return [… one entry per record …].",
         )
+    if inspect.isfunction(stage):
+        _check_takes_one(stage, name)
     if not is_class and not callable(stage):
         raise TargetError(f"{name} is not a stage: {type(stage).__name__} cannot be called.")
+
+
+def _check_takes_one(function: Callable[..., Any], name: str) -> None:
+    """TargetError for a function that cannot be called with one record."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind({})
+    except TypeError:
+        needed = [one.name for one in signature.parameters.values() if one.default is one.empty]
+        takes = f"needs {' and '.join(needed)}" if needed else "takes nothing"
+        raise TargetError(
+            f"{name} is not a stage: it {takes}, and a stage gets one record.",
+            hint="write def stage(record): …, with a default for whatever else it takes.",
+        ) from None

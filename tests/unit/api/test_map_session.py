@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.conftest import MusterCli
 
 import muster
 from muster.api.launch import Audience
 from muster.api.map import run_map
+from muster.api.maps import job
 from muster.api.maps.job import MapJob
 from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.journal import read_journal
 from muster.pipeline.sinks.formats import spec_of
+from muster.pipeline.sources import files
 from muster.pipeline.stages import spec_of_object
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
@@ -71,3 +77,31 @@ def test_a_relative_folder_means_another_run_in_another_folder(
         restart=True,
     )  # fmt: skip
     assert Path("out.jsonl").read_text() == '{"id":0,"n":1}\n'
+
+
+def test_a_large_parquet_file_that_was_touched_is_the_one_that_0_1_0_knew_by_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """Its time was in the hash: a file that was copied back, or touched, was another plan."""
+    for module in (files, job):
+        monkeypatch.setattr(module, "HASHED_WHOLE", 100)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"n": list(range(500))}), path)
+    (tmp_path / "work.py").write_text("def same(record):\n    return record\n")
+    words = "map work.py:same --input in.parquet --output out.jsonl --on inline --run-dir m".split()
+    done = muster_main(*words)
+    assert done.returncode == 0, done.stderr
+    of_then = files.fingerprint(path, always_timed=True)
+    for name in ("run.json", "map.json"):
+        text = (tmp_path / "m" / name).read_text()
+        now = files.fingerprint(path)["hash"]
+        assert now in text and now != of_then["hash"]
+        (tmp_path / "m" / name).write_text(text.replace(now, of_then["hash"]))
+    for second in (1, 2, 3):  # what is known of the time of then outlives each start
+        os.utime(path, (second, second))
+        for again in (words, ["resume", "m"], [*words, "--dry-run"]):
+            done = muster_main(*again)
+            assert done.returncode == 0, done.stderr
+    pq.write_table(pa.table({"n": list(range(1, 501))}), path)
+    refused = muster_main(*words)
+    assert refused.returncode == 2 and "another plan" in refused.stderr, refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,8 @@ from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
-from muster.base.errors import SetupError, TargetError
+from muster.base.errors import SetupError, TargetError, nearest
+from muster.base.shown_text import shell_word
 from muster.gang.handle import SupervisorHandle
 from muster.run.folder import RunFolder, default_root, folder_for, name_with_hash
 from muster.run.record import plain_options, read_run
@@ -29,6 +31,7 @@ def plan_script(script: Script, options: GangOptions) -> GangPlan | HostsPlan:
     Raises TargetError where there is no such script, and what ``plan_gang`` raises.
     """
     check_there(script)
+    _check_program(script, options)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(options.run_dir or default_root() / name)
     check_script(folder, script, options)
@@ -47,6 +50,7 @@ def run_script(
     Raises TargetError where there is no such script, and what ``run_gang`` raises.
     """
     check_there(script)
+    _check_program(script, options)
     place = options.run_dir
     nowhere = GangWork(folder=RunFolder(place or default_root()), program=script)
     if options.hosts is None:
@@ -116,10 +120,35 @@ def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
 
 def check_there(script: Script) -> None:
     """Raise TargetError where there is no such script."""
-    if script.is_python and not script.is_module and not Path(script.path).exists():
+    if not script.is_python or script.is_module:
+        return
+    if Path(script.path).is_dir() and not Path(script.path, "__main__.py").exists():
         raise TargetError(
-            f"There is no script {script.path} (in {Path.cwd()}).",
-            hint="for a module write -m package.module, for another program --no-python.",
+            f"{script.path} is a folder without a file __main__.py.", hint="name the script."
+        )
+    if Path(script.path).exists():
+        return
+    hint = "for a module write -m package.module, for another program --no-python."
+    file = script.path.rpartition(":")[0]
+    near = nearest(script.path, [path.name for path in Path().glob("*.py")])
+    if Path(file).is_file():
+        hint = f"a script is run as a whole: muster run {shell_word(file)}"
+    elif script.path.startswith("python") and script.args and Path(script.args[0]).is_file():
+        hint = f"leave {script.path} out: muster run {shell_word(script.args[0])}"
+    elif script.path.isdecimal():
+        hint = f"a flag has one value: --devices cpu:{script.path} is one word."
+    elif near:
+        hint = f"did you mean {near}? {hint[0].upper()}{hint[1:]}"
+    raise TargetError(f"There is no script {script.path} (in {Path.cwd()}).", hint=hint)
+
+
+def _check_program(script: Script, options: GangOptions) -> None:
+    """Raise TargetError where it is to run on this machine, which has no such program."""
+    is_there = options.hosts is not None or shutil.which(script.path) is not None
+    if not (script.is_python or script.is_module or is_there):
+        raise TargetError(
+            f"There is no program {script.path} here.",
+            hint="check its name, or give its path; `which NAME` shows where a program is.",
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.api.start.options import GangOptions
-from muster.api.start.services import Services, check_services
+from muster.api.start.services import Services
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code
 from muster.base.errors import UsageError
@@ -71,7 +71,7 @@ def check_gang(options: GangOptions) -> None:
             "started: a gang inside every rank would make more ranks than there are devices.",
             hint="start muster outside the launcher, or unset RANK and WORLD_SIZE.",
         )
-    check_services(options)
+    options.check_services()
 
 
 def choose_start(program: Script | Entry, options: GangOptions) -> Start:

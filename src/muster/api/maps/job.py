@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from muster.api.start.options import MapSettings, SweepOptions
 from muster.api.sweeps.workload import Workload
 from muster.base.cells import placed
 from muster.base.code import code_of
-from muster.base.codec import as_read_back
-from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.codec import as_read_back, read_json
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, MusterError, UsageError
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import RetryPolicy
@@ -117,8 +119,10 @@ def open_source(job: MapJob, folder: Path) -> Source:
     return source
 
 
-def _fixed(job: MapJob, described: Mapping[str, Any], home: RunFolder) -> dict[str, Any]:
-    """What may not change between two commands on one run folder."""
+def _fixed(job: MapJob, described: dict[str, Any], home: RunFolder) -> dict[str, Any]:
+    """What may not change between two commands on one run folder. A file that an earlier version
+    knew by its time keeps that time in ``described``.
+    """
     stages = [dict(stage.values) for stage in job.stages]
     fixed = {
         "stages": [stage.name for stage in job.stages],
@@ -131,7 +135,10 @@ def _fixed(job: MapJob, described: Mapping[str, Any], home: RunFolder) -> dict[s
         "place": str(home.whole.absolute()),
     }
     if home.exists():
-        _name_as_before(fixed, read_run(home).fixed, home)
+        before = read_run(home).fixed
+        _name_as_before(fixed, before, home)
+        if described["kind"] == "parquet":
+            _hash_as_before(fixed, before, described, home)
     return fixed
 
 
@@ -162,11 +169,34 @@ def _name_as_before(fixed: dict[str, Any], before: Mapping[str, Any], home: RunF
     described = before.get("input")
     files = described.get("files") if isinstance(described, Mapping) else None
     for file, known in zip(fixed["input"]["files"], files or [], strict=False):
-        is_large = file["size"] > HASHED_WHOLE and fixed["input"]["kind"] == "parquet"
-        if is_large and file["hash"] != known.get("hash"):  # version 0.1.0 had the time in it
-            timed = fingerprint(Path(file["path"]), always_timed=True)["hash"]
-            file["hash"] = timed if timed == known.get("hash") else file["hash"]
         file["path"] = name(file["path"], known.get("path"))
+
+
+def _hash_as_before(
+    fixed: dict[str, Any], before: Mapping[str, Any], described: dict[str, Any], home: RunFolder
+) -> None:
+    """Give large Parquet files the hash that version 0.1.0 gave them, where it is theirs: it had
+    their time in it. The time of then is in the plan of the last start; a copy has another.
+    """
+    known = before.get("input", {}).get("files") or []
+    times = _times_of_last_start(home)
+    for number, (file, old) in enumerate(zip(fixed["input"]["files"], known, strict=False)):
+        if file["size"] <= HASHED_WHOLE or file["hash"] == old.get("hash"):
+            continue
+        now = described["files"][number]
+        for time_ns in (now["mtime_ns"], *times[number : number + 1]):
+            found = fingerprint(Path(now["path"]), always_timed=True, time_ns=time_ns)
+            if found["hash"] == old.get("hash"):
+                file["hash"] = found["hash"]
+                now["mtime_ns"] = time_ns  # the next start finds it in the plan of this one
+                break
+
+
+def _times_of_last_start(home: RunFolder) -> list[int]:
+    """The times of the input's files as the workers of the last start knew them."""
+    with suppress(MusterError):
+        return [file["mtime_ns"] for file in read_json(home.map_json, "plan")["source"]["files"]]
+    return []
 
 
 def _resolved(path: str) -> Path:
@@ -194,11 +224,13 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _plan_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> MapPlan:
+def _plan_of(
+    job: MapJob, options: SweepOptions, described: Mapping[str, Any], home: RunFolder
+) -> MapPlan:
     settings = job.settings
     stages = tuple(replace(s, location=placed(s.location, home.path)) for s in job.stages)
     return MapPlan(
-        source=source.describe(),
+        source=described,
         stages=stages,
         base_folder=str(Path.cwd()),
         batch_size=settings.batch_size,
@@ -214,7 +246,9 @@ def _plan_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder
 
 def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
     """``home``: the folder of the run."""
-    fixed, plan = _fixed(job, source.describe(), home), _plan_of(job, options, source, home)
+    described = deepcopy(dict(source.describe()))
+    fixed = _fixed(job, described, home)
+    plan = _plan_of(job, options, described, home)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         make = payload_and_key(_TARGET.name)
@@ -224,13 +258,15 @@ def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFol
             yield NewTask(key, numbers[_TARGET.name], payload)
 
     total = sum(1 for _ in source.shards(job.settings.chunk_rows))
+    refs = [spec.ref for spec in job.stages]
+    code, code_before = code_of(refs), None
+    if options.python is not None:
+        code, code_before = code_of(refs, other=worker_python(options.python).modules), code
     return Workload(
         name=job.name,
         targets=(_TARGET,),
-        code=code_of(
-            (spec.ref for spec in job.stages),
-            other=None if options.python is None else worker_python(options.python).modules,
-        ),
+        code=code,
+        code_before=code_before,
         spec=fixed,
         fixed=fixed,
         total=total,

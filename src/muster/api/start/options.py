@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from muster.api.start.limits import LimitOptions
-from muster.api.start.notify import read_place
-from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import (
     Alias,
@@ -44,6 +42,12 @@ def _count(text: str, flag: str) -> str:
         return "auto" if int(text) == -1 else str(int(text))
     except ValueError:
         raise UsageError(f"{flag} {text}: write a whole number.") from None
+
+
+def _trackers(text: str, flag: str) -> tuple[str, ...]:
+    from muster.api.trackers.tracker import read_trackers  # here: few runs have one
+
+    return read_trackers(text, flag)
 
 
 def _start(text: str, flag: str) -> Start | None:
@@ -129,7 +133,7 @@ class KeptOptions(LimitOptions):
     ] = 5.0
     """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
     log_to: Annotated[
-        tuple[str, ...], Flag(metavar="wandb,mlflow,trackio,tensorboard", read=read_trackers)
+        tuple[str, ...], Flag(metavar="wandb,mlflow,trackio,tensorboard", read=_trackers)
     ] = ()
     """Trackers that get settings, metrics and results while it runs; see docs/trackers.md."""
     notify: Annotated[tuple[str, ...], Flag(metavar="command:…|webhook:URL|slack:env:NAME|…")] = ()
@@ -145,8 +149,23 @@ class KeptOptions(LimitOptions):
     def check_kept(self) -> None:
         """UsageError for a limit or a place to be notified that cannot be."""
         self.check_limits()
-        for text in self.notify:
-            read_place(text)
+        if self.notify:
+            from muster.api.start.notify import read_place  # here: few runs notify anybody
+
+            for text in self.notify:
+                read_place(text)
+
+    def check_services(self) -> None:
+        """UsageError for what could not do its work here; a dry run asks as well."""
+        self.check_price()
+        if self.notify:
+            from muster.api.start.notify import check_places
+
+            check_places(self.notify)
+        if self.log_to:
+            from muster.api.trackers.tracker import check_installed
+
+            check_installed(self.log_to)
 
     def refuse_watching(self, why: str, hint: str) -> None:
         """UsageError where nobody would keep a limit or notify."""
@@ -405,7 +424,7 @@ class GangOptions(DeviceOptions, KeptOptions):
 def as_trackers(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """The trackers that the keyword ``log_to`` of a call names."""
     text = names if isinstance(names, str) else ",".join(map(str, names or ()))
-    return read_trackers(text, "log_to")
+    return _trackers(text, "log_to")
 
 
 def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[Any]:

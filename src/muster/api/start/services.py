@@ -21,12 +21,10 @@ from muster.api.start.notify import (
     Failed,
     Message,
     Place,
-    check_places,
     read_place,
     send,
 )
 from muster.api.start.options import GangOptions, SweepOptions
-from muster.api.trackers.tracker import check_installed
 from muster.base import processes
 from muster.base.errors import MusterError
 from muster.base.settings import Settings
@@ -43,13 +41,6 @@ Options = SweepOptions | GangOptions
 #: How long the end of a run waits for notices that are not sent yet, and that of one which failed.
 END_S, HURRY_S = 10.0, 3.0
 _MOST_TRIES, _FIRST_PAUSE_S, _MOST_WAITING = 6, 1.0, 16
-
-
-def check_services(options: Options) -> None:
-    """UsageError for what could not do its work here; a dry run asks as well."""
-    options.check_price()
-    check_places(options.notify)
-    check_installed(options.log_to)
 
 
 def told_in_queue(

@@ -128,7 +128,7 @@ def add_tasks(
     python = run.stored.options.get("python")
     for workload in workloads:
         here = for_python(workload, None if python is None else Path(python))
-        check_code(run.folder, here.code, may_change=may_change_code)
+        check_code(run.folder, here.code, here.code_before, may_change=may_change_code)
     folder = run.folder
     while True:
         new, num_known = missing_tasks(run, workloads, priority)

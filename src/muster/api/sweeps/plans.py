@@ -96,7 +96,9 @@ def renewal(
             "spec": workload.spec, "fixed": workload.fixed, "code": dict(workload.code),
         }  # fmt: skip
         if before is None:
-            check_code(folder, workload.code, may_change=options.allow_changed_code)
+            check_code(
+                folder, workload.code, workload.code_before, may_change=options.allow_changed_code
+            )
             targets = tuple(dataclasses.asdict(spec) for spec in workload.targets)
             record = new_record(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
@@ -168,7 +170,7 @@ def check_same_plan(
         )
     from muster.api.start.earlier_work import check_code
 
-    check_code(folder, workload.code, may_change=options.allow_changed_code)
+    check_code(folder, workload.code, workload.code_before, may_change=options.allow_changed_code)
 
 
 def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:

@@ -99,6 +99,8 @@ class Workload:
     #: Makes what chooses further tasks during the run, for a folder and a number of GPUs per task.
     drive: Callable[[RunFolder, Numbers, Clock, float], Driver] | None = None
     search: SearchSpec | None = None  # what the driver chooses by
+    #: With --python: the code as this interpreter finds it, which is what 0.1.0 recorded at first.
+    code_before: Code | None = None
 
     @property
     def is_map(self) -> bool:
@@ -140,7 +142,7 @@ def for_python(workload: Workload, python: Path | None) -> Workload:
     for spec in specs:
         base = Path(spec.base_folder or Path.cwd())
         found |= code_of([ref_of_spec(spec)], base, worker_python(python).modules)
-    return dataclasses.replace(workload, code=found)
+    return dataclasses.replace(workload, code=found, code_before=workload.code)
 
 
 def ref_of_spec(spec: TargetSpec) -> TargetRef:

@@ -62,17 +62,20 @@ _FIRST = (
     "run", "grid", "zip", "list", "seeds", "priority", "devices", "gpu_ids", "allow_changed_code",
     "dry_run", "quiet", "json",
 )  # fmt: skip
-_SPACE = Part(of=SpaceFlags, without=("from_wandb",))
-_OPTIONS = Part(of=SweepOptions, without=("run_dir", "name", "restart"))
+_GROUPS: dict[str, Any] = {
+    "space": Part(of=SpaceFlags, without=("from_wandb",)),
+    "adding": _AddFlags,
+    "options": Part(of=SweepOptions, without=("run_dir", "name", "restart")),
+    "shown": ShownFlags,
+}
 #: What is added is told by these groups of flags.
 _WHAT = ("space",)
 
 
 def main(argv: list[str]) -> int:
-    run, words = resume.run_in(argv)
-    groups: dict[str, Any] = {"adding": _AddFlags, "options": _OPTIONS, "shown": ShownFlags}
+    run, words = run_in(argv)
     if run is None:
-        place = {"place": RunPlace, "space": _SPACE, **groups}
+        place = {"place": RunPlace, **_GROUPS}
         run = find_run(parse_groups(place, argv, "add", _HELP, common=_FIRST).place.run)
     before, here = None, Path.cwd()
     if not {"-h", "--help", "--help-all"} & set(words):
@@ -81,8 +84,7 @@ def main(argv: list[str]) -> int:
     if run.stored.argv and not (run.stored.is_gang or run.stored.is_map):
         go_to(run.stored.cwd)
         before = resume.said_before(run.stored)
-    groups = {"space": _SPACE, **groups}
-    typed = parse_groups(groups, words, "add", _HELP, common=_FIRST)
+    typed = parse_groups(_GROUPS, words, "add", _HELP, common=_FIRST)
     what = _only(typed, *_WHAT)
     if not what.said:
         raise UsageError(
@@ -107,6 +109,11 @@ def main(argv: list[str]) -> int:
         return _go_on(run, added, _only(typed, "options", "shown"))
     _tell(run, added, typed.shown)
     return 0
+
+
+def run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
+    """The run that is named, None where none is, and the other words."""
+    return resume.run_in(argv, _GROUPS.values)
 
 
 def _only(parsed: Parsed, *groups: str) -> Parsed:

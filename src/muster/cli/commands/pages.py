@@ -96,10 +96,9 @@ def _map_maker(stored: RunRecord) -> MapMaker | None:
     Of a recipe alone: a ``file.py:stage`` would be imported, and a report only looks.
     """
     from muster.api.report.map import MapMaker
-    from muster.cli.map_flags import flags_of_map, is_pipeline, read_map
-    from muster.cli.values import split_target
+    from muster.cli.map_flags import flags_of_map, pipeline_in, read_map
 
-    name, _ = split_target(stored.argv[2:], is_pipeline)
+    name, _ = pipeline_in(stored.argv[2:])
     if not is_recipe(name, MapRecipe):
         return None
     parsed = read_map(flags_of_map(stored.argv[2:]))

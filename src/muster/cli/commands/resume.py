@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, RunPlace, Said, parse_groups
+from muster.cli.place_of_target import split_target
 from muster.cli.recipes import with_seeds_as_stored
-from muster.cli.values import split_command, split_target
+from muster.cli.values import split_command
 from muster.farm.task import TaskState
 from muster.hosts.names import parse_hosts
 from muster.run.folder import RunFolder
@@ -89,7 +90,7 @@ _COMMANDS: Mapping[Kind, Callable[..., int]] = {
 
 
 def main(argv: list[str]) -> int:
-    name, words = split_target(argv, lambda word: find_experiment(word) is not None)
+    name, words = split_target(argv, lambda word: find_experiment(word) is not None, _flags_of_all)
     if name and (experiment := find_experiment(name)) is not None:
         from muster.cli.commands import start
 
@@ -110,9 +111,19 @@ def retry(argv: list[str]) -> int:
     return _go_on(argv, extra, "retry", _RETRY)
 
 
-def run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
+def _flags_of_all() -> list[Any]:
+    """The groups of options of whatever may have made the run, which is not known yet."""
+    from muster.cli.map_flags import COMMON
+    from muster.cli.train_flags import common_groups
+
+    return [_JobFlags, _RetryFlags, *sweep.GROUPS.values(), *COMMON.values(), *common_groups()]
+
+
+def run_in(
+    argv: list[str], flags: Callable[[], Iterable[Any]] = _flags_of_all
+) -> tuple[Run | None, list[str]]:
     """The run that is named, and the other words: flags and their values may stand before it."""
-    name, words = split_target(argv, lambda word: _named(word) is not None)
+    name, words = split_target(argv, lambda word: _named(word) is not None, flags)
     run = _named(name) if name else None
     return (None, argv) if run is None else (run, words)
 

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -149,13 +150,17 @@ def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType
 def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
     """What the flags mean."""
     from muster.cli.gang import gang_options
+    from muster.cli.recipes import AGENTS, TASKS
 
     if not parsed.program:
         raise UsageError(
             "There is no script to run.",
             hint="write `muster run train.py …`; `muster run --help` has examples.",
         )
-    given = parsed.given("script")
+    given, name = parsed.given("script"), parsed.program[0]
+    is_file = given.get("is_python", True) and not given.get("is_module")
+    if is_file and (name in TASKS or name in AGENTS) and not Path(name).exists():
+        raise UsageError(f"{name} is a recipe, and no script.", hint=f"write: muster train {name}")
     if given.get("is_module") and not given.get("is_python", True):
         raise UsageError("-m and --no-python contradict each other.", hint="give one of them.")
     script = parsed.make("script", path=parsed.program[0], args=parsed.program[1:])

@@ -60,7 +60,7 @@ from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import read_command
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
-from muster.cli.values import split_target
+from muster.cli.place_of_target import split_target
 
 _HELP = """Start what an experiment file says, or go on with it: the same command again.
 
@@ -92,7 +92,7 @@ class _Start:
     be given several times."""
 
 
-_GROUPS: dict[str, Any] = {
+GROUPS: dict[str, Any] = {
     "start": _Start,
     "options": Part(of=SweepOptions, only=("allow_changed_code", "restart")),
     "settings": Part(of=MapSettings, only=("overwrite",)),
@@ -101,8 +101,8 @@ _GROUPS: dict[str, Any] = {
 
 
 def main(argv: list[str]) -> int:
-    file, words = split_target(argv, lambda word: word.endswith((".toml", ".yaml", ".yml")))
-    parsed = parse_groups(_GROUPS, [*([file] if file else []), *words], "start", _HELP)
+    file, words = file_in(argv)
+    parsed = parse_groups(GROUPS, [*([file] if file else []), *words], "start", _HELP)
     experiment = read_experiment(parsed.start.file, parsed.start.set)
     before, folder = Path.cwd(), experiment.folder
     # Both are seen from here, which is left; the record of the experiment has them.
@@ -115,9 +115,15 @@ def main(argv: list[str]) -> int:
     return start(experiment, parsed)
 
 
+def file_in(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The experiment file, "" where it is not said, and the other words."""
+    suffixes = (".toml", ".yaml", ".yml")
+    return split_target(argv, lambda word: word.endswith(suffixes), GROUPS.values)
+
+
 def resume(folder: ExperimentFolder, argv: list[str]) -> int:
     """Go on with an experiment as it was last started. ``argv``: the words behind its name."""
-    groups = {name: group for name, group in _GROUPS.items() if name != "start"}
+    groups = {name: group for name, group in GROUPS.items() if name != "start"}
     parsed = parse_groups(groups, argv, "resume", _HELP)
     experiment = folder.read()
     go_to(str(experiment.folder))

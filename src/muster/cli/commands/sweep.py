@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +18,18 @@ from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
-from muster.base.errors import UsageError
-from muster.base.flags import Flag
+from muster.base.errors import UsageError, nearest
+from muster.base.flags import Flag, kind_of_word
 from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
-from muster.cli.options import Part, options_of
+from muster.cli.options import Part, flag_name, flags_by_name, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, UnknownFlag, parse_groups
-from muster.cli.recipes import RECIPES, TARGET, is_recipe, sweep_recipe, unknown
+from muster.cli.place_of_target import split_target
+from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe, unknown
 from muster.cli.sweep_advice import no_numbers, refuse_parameter, refuse_program
-from muster.cli.values import is_script, split_command, split_target
+from muster.cli.values import is_script, split_command
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
@@ -80,7 +82,7 @@ class TargetPlace:
 
 
 _COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
-_ALL = {
+GROUPS = {
     "space": SpaceFlags, "search": SearchOptions, **_COMMON,
     "options": Part(of=SweepOptions, without=OF_ALL),
 }  # fmt: skip
@@ -136,7 +138,8 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     that this one is said to.
     """
     words, program = split_command(_without_sweep_file(argv)[0])
-    target, words = split_target(words, is_target)
+    typed = words
+    target, words = split_target(typed, is_target, GROUPS.values)
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
         about = (recipe.config.__doc__ or "").strip()
@@ -151,19 +154,29 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
             )
         line = [*words, "--", *program]
         return parse_groups(
-            {**more, **_ALL}, line, "sweep", _help(), common=_FIRST, takes_rest=True
+            {**more, **GROUPS}, line, "sweep", _help(), common=_FIRST, takes_rest=True
         )
     if not target:
         _help_or_complain(words)
-    options = [option for name, group in _ALL.items() for option in options_of(name, group)]
-    refuse_program([target, *words], {f"--{option.name}" for option in options})
+    refuse_program(target, typed, _num_values)
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
         raise unknown("recipe", target, Recipe)
     try:
-        return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
+        return parse_groups({**more, **GROUPS}, words, f"sweep {target}", _help(), common=_FIRST)
     except UnknownFlag as error:
         refuse_parameter(target, words, error)
         raise
+
+
+def _num_values(flag: str) -> int | None:
+    """How many values a flag of ours may have; None for one that is not ours."""
+    name = flag_name(flag)
+    options = [option for group in GROUPS.values() for option in options_of("", group)]
+    known = flags_by_name(options)
+    if name not in known:
+        return 0 if name.removeprefix("no-") in known else None
+    number = known[name].num_words(name)
+    return sys.maxsize if number is None else number
 
 
 def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -172,7 +185,7 @@ def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     from muster.cli.wandb_file import without_sweep_file
 
-    target, _ = split_target(split_command(argv)[0], is_target)
+    target, _ = split_target(split_command(argv)[0], is_target, GROUPS.values)
     return without_sweep_file(argv, has_target=bool(target))
 
 
@@ -271,7 +284,10 @@ def run_and_sum_up(
 
 def _help_or_complain(words: list[str]) -> NoReturn:
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
-        parse_groups({"place": TargetPlace, **_ALL}, words, "sweep", _help(), common=_FIRST)
+        parse_groups({"place": TargetPlace, **GROUPS}, words, "sweep", _help(), common=_FIRST)
+    for word in words:  # behind a flag that only the recipe has
+        if kind_of_word(word) == "value" and nearest(word, names_of(Recipe), cutoff=0.65):
+            raise unknown("recipe", word, Recipe)
     raise UsageError(
         "There is nothing to run: no target and no command.",
         hint="write `muster sweep file.py:function …`, `muster sweep RECIPE …` or "

@@ -1,0 +1,57 @@
+"""What may be meant by a word or flag that a command does not know: told where it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.base.shown_text import shell_word
+from muster.cli.options import Option, flags_by_name, options_of
+
+_SETTING = re.compile(r"(-*)([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+
+
+def for_word(
+    word: str, before: tuple[Option, str] | None, known: Mapping[str, Option], said: Collection[str]
+) -> str:
+    """How a word is typed that is no flag and has no place; "" where that cannot be told.
+
+    ``before``: the flag before it and the value that it has; ``known``: the command's flags, and
+    ``said`` the names of those that were given.
+    """
+    setting = _SETTING.fullmatch(word)
+    if setting is not None:
+        _, name, value = setting.groups()
+        flag = name.replace("_", "-")
+        if flag in known:
+            return f"write --{flag} {shell_word(value)}."
+        return f"write --grid {shell_word(word)}." if "grid" in known else ""
+    if "input" in known and "input" not in said and Path(word).exists():
+        return f"write --input {shell_word(word)}."
+    if "input" in said and "output" in known and "output" not in said and Path(word).suffix:
+        return f"write --output {shell_word(word)}."
+    if before is not None and before[0].arity == 1:
+        option, value = before
+        if option.name == "devices" and value == "cpu" and word.isdecimal():
+            return f"write --devices cpu:{word}."
+        return f"--{option.name} takes one value, and has {value}: {option.metavar}."
+    return ""
+
+
+def commands_with(flag: str) -> list[str]:
+    """The commands that make a run and have this flag, whatever they run."""
+    from muster.cli.commands.sweep import GROUPS
+    from muster.cli.map_flags import COMMON
+    from muster.cli.train_flags import common_groups, gang_flags
+
+    groups: dict[str, Sequence[Any]] = {
+        "sweep": list(GROUPS.values()), "map": list(COMMON.values()), "train": common_groups(),
+        "run": gang_flags(),
+    }  # fmt: skip
+    return [
+        command
+        for command, parts in groups.items()
+        if flag in flags_by_name([option for part in parts for option in options_of("", part)])
+    ]
