@@ -567,6 +567,52 @@ def test_a_folder_that_one_may_only_read(
     assert tree(run) == before
 
 
+#: What would change a run, or write beside it.
+FOREIGN = (
+    ("resume",), ("retry",), ("cancel",), ("cancel", "--task", "1"), ("add", "--seeds", "3"),
+    ("devices",), ("devices", "--release", "1"), ("devices", "--add", "1"),
+    ("devices", "--only", "cpu:1"), ("collect",), ("report",), ("track", "--log-to", "tensorboard"),
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="needs another user")
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_private", [False, True], ids=["readable", "private"])
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_another_user_is_left_as_it_is(
+    finished: Path, kind: str, state: str, is_private: bool, muster_main: Main, others_see: Path
+) -> None:
+    """Whatever is asked of it: a sentence with the reason, and nothing is lost or left behind."""
+    spoiled = others_see / "spoiled"
+    spoiled.mkdir()
+    # Once by its owner, on a copy, so that all that these commands import is there: the Python of
+    # root may be closed to others.
+    copied = copy_of(finished, kind, state, spoiled)
+    for command, *more in FOREIGN:
+        muster_main(command, str(copied), *more, folder=spoiled)
+    run = copy_of(finished, kind, state, others_see)
+    before = tree(others_see)
+    if is_private:
+        run.chmod(0o700)
+    start = ("sweep", "f.py:f", "--grid", "x=1", "--devices", "cpu:1", "--run-dir", str(run))
+    looks = ((name, *words) for name, words in LOOKERS.items())
+    for command, *more in (*FOREIGN, *looks, *[start] * is_private):
+        if command in ("list", "export") or (is_private and "--out" in more):
+            continue
+        words = more if str(run) in more else [str(run), *more]
+        os.seteuid(65534)
+        try:
+            done = muster_main(command, *words, folder=others_see)
+        finally:
+            os.seteuid(0)
+        check_answer(done)
+        if is_private:
+            assert done.returncode in (2, 3), (command, more, done)
+            assert "ermission" in done.stderr, (command, more, done.stderr)
+        assert tree(others_see) == before, (command, more, done)
+
+
 @pytest.mark.thorough
 def test_cancel_ends_a_program_on_many_ranks(muster_main: Main, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,50 @@ if sys.argv[2] == "2" and os.environ["MUSTER_ATTEMPT"] == "1":
     assert (done.path / row["folder"] / "checkpoint" / "state").read_text() == "half"
 
 
+#: Refuses PR_SET_CHILD_SUBREAPER, as a sandbox may, to itself and all that it starts.
+REFUSES = """
+import ctypes, os, platform, struct, sys
+NUMBER = {"x86_64": 157, "aarch64": 167}[platform.machine()]
+def step(code, yes, no, value):
+    return struct.pack("HBBI", code, yes, no, value)
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+filters = (step(LOAD, 0, 0, 0) + step(EQUAL, 0, 3, NUMBER) + step(LOAD, 0, 0, 16)
+           + step(EQUAL, 0, 1, 36) + step(RETURN, 0, 0, 0x50001) + step(RETURN, 0, 0, 0x7FFF0000))
+kept = ctypes.create_string_buffer(filters)
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filters", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+program = Program(len(filters) // 8, ctypes.addressof(kept))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+if libc.prctl(22, 2, ctypes.byref(program), 0, 0):
+    sys.exit(77)
+assert libc.prctl(36, 1, 0, 0, 0) == -1
+os.execv(sys.executable, [sys.executable, "-m", "muster", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    not IS_LINUX or platform.machine() not in ("x86_64", "aarch64"), reason="a filter of Linux"
+)
+def test_where_orphans_are_refused_no_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "look.py").write_text(LOOK + STAYS)
+    line = [sys.executable, "-S", str(tmp_path / "look.py"), str(tmp_path / "seen"), "{seed}"]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSES, "sweep", "--seeds", "6", "--devices", "cpu:1", "--run-dir",
+         "run", "--quiet", "--monitor-interval", "0", "--", *line],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("no filter of system calls can be set here")
+    run = muster.Run(tmp_path / "run")
+    assert done.returncode == 0, (done.stderr, run.errors())
+    seen = [json.loads(text) for text in (tmp_path / "seen").read_text().splitlines()]
+    assert [names for _, _, found in seen for _, names, *_ in found] == [[]] * 12
+    assert not (run.path / "spare").exists(), "nobody knows what a command has left"
+    assert left_in(run.path) == [] and not list(run.path.rglob("late"))
+
+
 # ------------------------------------------------------------------ the folders alone
 
 
@@ -200,6 +245,93 @@ def test_kept_folders_that_are_lost_are_made_again(
         assert folders.drop(place, is_quiet=True)
         if i == 1:
             disturb(spare)
+
+
+#: Mounts a disk for this process alone on which so many files are left, and works there.
+ON_A_SMALL_DISK = """
+import ctypes, errno, os, sys
+from pathlib import Path
+from muster.farm.worker.folders import Folders, remove_kept
+place, libc = Path(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
+def mounts(*words):
+    if libc.mount(*words):
+        print(os.strerror(ctypes.get_errno()))
+        sys.exit(77)
+if libc.unshare(0x00020000):
+    sys.exit(77)
+mounts(b"none", b"/", None, 0x44000, None)
+def fill():
+    for number in range(1000):
+        try:
+            (place / f"full-{number}").touch()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            return
+    raise AssertionError("it takes all")
+def is_full(call):
+    try:
+        call()
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+mounts(b"none", os.fsencode(place), b"tmpfs", 0, b"nr_inodes=16,size=1m")
+spare = place / "spare" / "worker-0"
+"""
+
+
+@pytest.mark.skipif(not IS_LINUX or os.geteuid() != 0, reason="only root can mount a disk")
+@pytest.mark.parametrize(
+    "what",
+    [
+        # The place for kept folders could not be made: they are made and removed one by one.
+        """
+for number in range(11):
+    (place / f"half-{number}").touch()
+assert not spare.parent.exists()
+folders = Folders(spare)
+for number in range(3):
+    folders.make(str(place / f"a{number}"))
+    assert folders.drop(str(place / f"a{number}"), is_quiet=True)
+    assert not (place / f"a{number}").exists()
+""",
+        # It is full by the time that the folder goes round: a kept one costs nothing.
+        """
+spare.parent.mkdir()
+folders = Folders(spare)
+folders.make(str(place / "a"))
+fill()
+assert folders.drop(str(place / "a"), is_quiet=True)
+for number in range(3):
+    folders.make(str(place / f"a{number}"))
+    assert os.listdir(place / f"a{number}") == []
+    assert folders.drop(str(place / f"a{number}"), is_quiet=True)
+""",
+        # The kept one stays with a command, and there is no room for another: that is an error.
+        """
+spare.parent.mkdir()
+folders = Folders(spare)
+folders.make(str(place / "a"))
+(place / "a" / "result").touch()
+fill()
+assert not folders.drop(str(place / "a"), is_quiet=True)
+assert is_full(lambda: folders.make(str(place / "b")))
+assert not (place / "b").exists() and (place / "a" / "result").exists()
+(place / "full-0").unlink()
+folders.make(str(place / "b"))
+assert folders.drop(str(place / "b"), is_quiet=True)
+remove_kept(spare)
+assert not spare.parent.exists()
+""",
+    ],
+    ids=["from the beginning", "later", "with a result"],
+)
+def test_on_a_full_disk_no_folder_is_lost_or_mixed_up(what: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_SMALL_DISK + what, str(tmp_path)], capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(f"no disk can be mounted here: {done.stdout}")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="only Linux hands orphans on")

@@ -24,7 +24,8 @@ from tests import own_kernel
 from tests.processes import is_gone
 
 from muster import Run
-from muster.farm.executors import memory_limits
+from muster.base.control_group import own_group
+from muster.doctor.gather_host import own_limit_counts
 from muster.farm.executors.memory_limits import MemoryGroups
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups of Linux")
@@ -89,7 +90,7 @@ def home() -> Iterator[Path]:
     if groups is None:
         pytest.skip("no control group is ours to divide here")
     groups.close()
-    found = memory_limits._own_group(Path("/"))
+    found = own_group(Path("/"))
     assert found is not None
     yield found
     assert os.getpid() in _inside(found), "this process is not back in its group"
@@ -128,7 +129,26 @@ def test_a_program_is_ended_with_the_worker_that_started_it(
     line = ("--", sys.executable, "-c", "held = bytearray({x} << 20)")
     words = ("sweep", *FLAGS, *LIMIT, "--grid", "x=1,300", *line)
     assert muster_main(*words).returncode == 1
-    assert _outcomes(place / "r") == {"ok": 1, "memory_limit": 1}
+    assert _outcomes(place / "r") == {"ok": 1, "memory_limit": 2}, "the second time as the first"
+
+
+def test_what_a_command_has_left_in_memory_is_not_charged_to_the_next(
+    home: Path, place: Path, muster_main: Main
+) -> None:
+    """Files in /dev/shm stay with the group of whoever wrote them, as long as that is there."""
+    left = Path("/dev/shm") / f"muster-{os.getpid()}"
+    code = (
+        "import sys; from pathlib import Path\n"
+        f"if sys.argv[1] == '0': Path({str(left)!r}).write_bytes(bytes(120 << 20))\n"
+        "else: held = bytearray(100 << 20)"
+    )
+    words = ("sweep", *FLAGS, *LIMIT, "--grid", "x=0,1,2", "--", sys.executable, "-c", code, "{x}")
+    try:
+        done = muster_main(*words)
+    finally:
+        left.unlink(missing_ok=True)
+    assert done.returncode == 0, done
+    assert _outcomes(place / "r") == {"ok": 3, "memory_limit": 1}
 
 
 def test_what_has_left_its_session_counts(home: Path, place: Path, muster_main: Main) -> None:
@@ -250,6 +270,31 @@ MOUNTS = {
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("has_events", [True, False])
+def test_a_kernel_that_does_not_count_each_groups_limit_gets_no_groups(
+    has_events: bool, tmp_path: Path
+) -> None:
+    """Linux 4.19 to 5.1: nobody could say whether a worker was killed for its own limit."""
+    group, mount, place = MOUNTS["version 2"]
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    (tmp_path / "proc/self/mountinfo").write_text(f"30 25 0:26 {mount}\n")
+    home = tmp_path / str(place)
+    home.mkdir(parents=True)
+    for name, text in (("cgroup.controllers", "memory"), ("cgroup.procs", "")):
+        (home / name).write_text(text)
+    (home / "memory.events").write_text("oom 0\n")
+    assert own_limit_counts(tmp_path / "nowhere") is None
+    if has_events:
+        (home / "memory.events.local").write_text("oom 0\n")
+    assert own_limit_counts(tmp_path) is has_events
+    groups = MemoryGroups.open(tmp_path)
+    assert (groups is not None) is has_events
+    if groups is not None:
+        groups.close()
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("what", MOUNTS)
 def test_where_our_group_is(what: str, tmp_path: Path) -> None:
     group, mount, expected = MOUNTS[what]
@@ -258,7 +303,7 @@ def test_where_our_group_is(what: str, tmp_path: Path) -> None:
     (tmp_path / "proc/self/mountinfo").write_text(f"22 26 0:5 / /proc rw - proc proc rw\n{mount}\n")
     if mount:
         (tmp_path / "proc/self/mountinfo").write_text(f"30 25 0:26 {mount}\n")
-    found = memory_limits._own_group(tmp_path)
+    found = own_group(tmp_path)
     assert found == (None if expected is None else tmp_path / expected)
     assert MemoryGroups.open(tmp_path) is None, "its memory is not handed on to us"
 

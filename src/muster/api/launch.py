@@ -143,7 +143,7 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
     from muster.api.start.services import run_services, told_in_queue
     from muster.api.sweeps.housekeeping import Housekeeping, Rehearsal
     from muster.farm.work import work_off
-    from muster.run.session import open_run
+    from muster.run.session import check_open, open_run
 
     settings = read_settings()
     folder = choose_folder(workload, options)
@@ -153,6 +153,7 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
         options = placed if placed.cluster.hosts is not None else options
     workload = in_folder(workload, folder)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
+        check_open(folder)
         refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):

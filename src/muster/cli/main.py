@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MusterError, UnknownNameError
+from muster.base.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    MusterError,
+    SetupError,
+    UnknownNameError,
+)
 from muster.base.signals import Interrupted, listening, stop_code
 from muster.cli import output
 from muster.cli.streams import ReaderGone, steady
@@ -187,6 +195,12 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
         except MusterError as error:
             output.complain(str(error))
             return error.exit_code
+        except PermissionError as error:
+            if error.filename is None:  # not of a file
+                raise
+            closed = _closed(os.fsdecode(error.filename))
+            output.complain(str(closed))
+            return closed.exit_code
         except KeyboardInterrupt as error:
             output.complain("Interrupted; everything finished is saved.")
             if isinstance(error, Interrupted) and words[0] in _GOES_ON:
@@ -194,6 +208,24 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
             return EXIT_INTERRUPTED
         except ReaderGone:
             return EXIT_OK
+
+
+def _closed(path: str) -> SetupError:
+    """Of the run or the file of another user: whose it is says the nearest place that shows it."""
+    from pathlib import Path
+
+    from muster.devices.tickets import user_name
+
+    for place in (Path(path), *Path(path).parents):
+        with suppress(OSError):
+            whose = f"{place} belongs to {user_name(place.stat().st_uid)}"
+            break
+    else:
+        whose = "it belongs to another user"
+    return SetupError(
+        f"Cannot use {path}: Permission denied.",
+        hint=f"{whose}, who can open it to others (chmod).",
+    )
 
 
 def _wants_json(words: list[str]) -> bool:

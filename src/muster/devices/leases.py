@@ -211,17 +211,24 @@ def _who_planted(path: Path, error: OSError) -> int | None:
 def held_by(uuid: str, settings: Settings) -> LeaseHeld | None:
     """Who says that they hold the GPU, and lives; None where nobody does. It takes no lock, so it
     is for looking only."""
+    return holders(settings).get(uuid)
+
+
+def holders(settings: Settings) -> dict[str, LeaseHeld]:
+    """The same for all GPUs that somebody holds, by one look."""
+    found: dict[str, LeaseHeld] = {}
     for note in read_notes(settings.lease_folder):
-        if note.kind == "claim" and note.is_alive and note.record.get("device") == uuid:
-            since_s = note.number("since_s")
-            return LeaseHeld(
+        if note.kind == "claim" and note.is_alive:
+            uuid, since_s = str(note.record.get("device")), note.number("since_s")
+            held = LeaseHeld(
                 uuid=uuid,
                 pid=note.pid,
                 user=user_name(note.uid),
                 run=note.run,
                 since=iso_utc(since_s) if since_s > 0 else None,
             )
-    return None
+            found.setdefault(uuid, held)
+    return found
 
 
 def place_and_lease(

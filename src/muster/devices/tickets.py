@@ -21,12 +21,13 @@ import os
 import stat
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nsmallest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from muster.base.shown_text import clean_text
 from muster.devices.queue import Holding, Ticket, decayed_s, part_left
@@ -39,6 +40,7 @@ Kind = Literal["ticket", "claim", "used"]
 
 #: Of a file that anybody may have written, as much as is read; and of one user's files, as many.
 _MOST_BYTES, _MOST_FILES = 8192, 256
+_ENDINGS = (".ticket", ".claim", ".used", ".part")
 #: No number in one is larger: of seconds these are 3,000 years.
 _MOST = 1e11
 #: A run that waits and has not looked for so long is stopped; others go past it.
@@ -137,27 +139,60 @@ class Found:
         return tuple(dict.fromkeys(one for one in listed if isinstance(one, str)))
 
 
+class _Entry(NamedTuple):
+    """A file of the folder that is a note by its name, or what a note has left."""
+
+    name: str
+    uid: int
+    changed_s: float
+
+    @property
+    def kind(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+def _listed(folder: Path) -> list[_Entry]:
+    """Whatever anybody has put there by these names, so this is all that is done for each: a user
+    who plants a hundred thousand files makes others list them, and read none of them.
+    """
+    found: list[_Entry] = []
+    with suppress(OSError), os.scandir(folder) as entries:  # nobody has leased anything so far
+        for entry in entries:
+            name = entry.name
+            if name.endswith(_ENDINGS) or ".used." in name or ".claim." in name:
+                with suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    found.append(_Entry(name, about.st_uid, about.st_mtime))
+    return found
+
+
 def read_notes(folder: Path) -> list[Found]:
     """All notes of the folder that are what they should be; of those that wait, who live."""
+    return _read_notes(folder, _listed(folder))
+
+
+def _read_notes(folder: Path, listed: Iterable[_Entry]) -> list[Found]:
+    """Of each user and kind the oldest, as many as are read; whoever waits sees itself besides."""
+    by_owner = defaultdict[tuple[int, str], list[str]](list)
+    for entry in listed:
+        if (kind := entry.kind) in ("ticket", "claim", "used"):
+            by_owner[entry.uid, kind].append(entry.name)
+    names = {name for own in by_owner.values() for name in nsmallest(_MOST_FILES, own)}
+    names |= {path.name for path in _ours if path.parent == folder}
     found: list[Found] = []
-    num_of: Counter[tuple[int, str]] = Counter()
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError:  # nobody has leased anything here so far
-        return []
-    for path in paths:
-        kind = path.suffix[1:]
-        if kind not in ("ticket", "claim", "used"):
-            continue
+    for name in sorted(names):
+        path = folder / name
         with suppress(OSError, ValueError, RecursionError):
-            about = path.lstat()
-            num_of[about.st_uid, kind] += 1
-            if num_of[about.st_uid, kind] > _MOST_FILES and path not in _ours:
-                continue
-            note = _read(path, kind)  # type: ignore[arg-type]
-            if note is not None and (note.is_alive or kind != "ticket"):
+            note = _read(path, path.suffix[1:])  # type: ignore[arg-type]
+            if note is not None and (note.is_alive or note.kind != "ticket"):
                 found.append(note)
     return found
+
+
+def who_floods(folder: Path) -> dict[int, int]:
+    """The users who have more files there than anybody reads, with how many."""
+    num_of = Counter(entry.uid for entry in _listed(folder))
+    return {uid: number for uid, number in num_of.items() if number > 3 * _MOST_FILES}
 
 
 def _read(path: Path, kind: Kind) -> Found | None:
@@ -255,7 +290,8 @@ def add_up(folder: Path, half_life_s: float, ended: Use | None = None) -> None:
     """
     now_s, total = time.time(), ended or Use(0.0, 0.0)
     mine: list[Path] = []
-    for note in read_notes(folder):
+    listed = [entry for entry in _listed(folder) if entry.uid == own_uid()]
+    for note in _read_notes(folder, listed):
         is_over = note.kind == "used" or (note.kind == "claim" and not note.is_alive)
         if note.uid != own_uid() or not is_over:
             continue
@@ -269,24 +305,21 @@ def add_up(folder: Path, half_life_s: float, ended: Use | None = None) -> None:
         if total.gpu_s > 0:
             record = {"gpu_s": total.gpu_s, "leases": total.leases, "at_s": now_s}
             Note(folder, "used", record).leave()
-    for path in [*mine, *_litter(folder, now_s)]:
+    for path in [*mine, *_litter(folder, listed, now_s)]:
         with suppress(OSError):
             path.unlink()
 
 
-def _litter(folder: Path, now_s: float) -> Iterator[Path]:
+def _litter(folder: Path, listed: Iterable[_Entry], now_s: float) -> Iterator[Path]:
     """What processes of this user that were killed have left behind."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            is_part = path.suffix == ".part" or ".used." in path.name or ".claim." in path.name
-            if not is_part and path.suffix != ".ticket":
-                continue
-            with suppress(OSError, ValueError, RecursionError):
-                about = path.lstat()
-                if about.st_uid != own_uid() or now_s - about.st_mtime < ASLEEP_S:
-                    continue
-                if is_part or ((note := _read(path, "ticket")) is None or not note.is_alive):
-                    yield path
+    for entry in listed:
+        if entry.kind in ("used", "claim") or now_s - entry.changed_s < ASLEEP_S:
+            continue
+        path = folder / entry.name
+        with suppress(OSError, ValueError, RecursionError):
+            note = _read(path, "ticket") if entry.kind == "ticket" else None
+            if note is None or not note.is_alive:
+                yield path
 
 
 def own_uid() -> int:

@@ -34,10 +34,9 @@ from muster.devices.tickets import (
     user_name,
 )
 
-#: How often a run that waits looks; one that is far behind, all where many wait, and where the
-#: driver is slow to say who uses a GPU, look less often.
-_LOOK_EVERY_S, _LOOK_AT_LEAST_EVERY_S = 0.4, 15.0
-_ASK_DRIVER_SHARE = 0.05
+#: How often a run that waits looks; one that is far behind, all where many wait, and where a look
+#: takes long (a slow driver, a folder that somebody has filled), look less often.
+_LOOK_EVERY_S, _LOOK_AT_LEAST_EVERY_S, _LOOK_SHARE = 0.4, 15.0, 0.05
 #: A GPU that could not be leased is tried again after this.
 _TRY_AGAIN_S = 10.0
 _SAY_NEWS_EVERY_S, _SAY_EVERY_S = 5.0, 600.0
@@ -271,14 +270,16 @@ class _Waiting:
         cost_s, seen, has_changed = 0.0, None, False
         while True:
             now_s = time.monotonic()
-            if has_changed or now_s - asked_s > max(_LOOK_EVERY_S, cost_s / _ASK_DRIVER_SHARE):
+            if has_changed or now_s - asked_s > max(_LOOK_EVERY_S, cost_s / _LOOK_SHARE):
                 asked_s, inventory = now_s, discover(self._asked.settings)
                 with suppress(SetupError):  # they are being edited: what was read still holds
                     self._rules = read_rules(self._asked.settings)
                 if inventory.devices:  # a driver that fails for a moment ends nobody's wait
                     record |= self._wants(inventory)
                 cost_s = time.monotonic() - asked_s
+            began_s = time.thread_time()
             line = look(inventory, self._asked.settings, self._rules)
+            took_s = time.thread_time() - began_s
             mine = line.of(ticket.path.name)
             holders = frozenset(note.path.name for note in line.holders.values())
             has_changed, seen = seen is not None and holders != seen, holders
@@ -294,8 +295,9 @@ class _Waiting:
                 self._tell(line, mine, now_s)
             self._refresh(ticket, record, now_s)
             position = 1 if mine is None else mine.position
-            pause_s = max(_LOOK_EVERY_S, position / 20, len(line.standings) / 40)
-            time.sleep(min(_LOOK_AT_LEAST_EVERY_S, pause_s, self._wait.most_s - waited_s))
+            rare_s = max(position / 20, len(line.standings) / 40, took_s / _LOOK_SHARE)
+            pause_s = min(_LOOK_AT_LEAST_EVERY_S, max(_LOOK_EVERY_S, rare_s))
+            time.sleep(min(pause_s, self._wait.most_s - waited_s))
 
     def _try(
         self, line: Line, mine: Standing, inventory: Inventory

@@ -69,7 +69,8 @@ class PciGpu:
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """The host. ``cpu_cores``: how many this process may use; ``shm_*``: of /dev/shm; ``iommu``:
-    whether it translates addresses.
+    whether it translates addresses; ``counts_own_limit``: of a control group (cgroup v2) whose
+    memory is handed on, whether the kernel counts how often it came to its limit.
     """
 
     name: str = ""
@@ -86,6 +87,7 @@ class HostFacts:
     locked_memory_mib: int | None = None
     is_container: bool | None = None
     iommu: bool | None = None
+    counts_own_limit: bool | None = None
     infiniband: tuple[str, ...] = ()
     pci_gpus: tuple[PciGpu, ...] = ()
     clock_synchronised: bool | None = None

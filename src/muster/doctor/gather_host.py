@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.clock import iso_utc
+from muster.base.control_group import counts_own_limit, divides_memory, own_group
 from muster.base.host_memory import host_memory_mib
 from muster.base.settings import usable_cpu_count
 from muster.doctor.facts import (
@@ -74,6 +75,7 @@ def gather_host() -> HostFacts:
         locked_memory_mib=None if locked[0] is None else locked[0] // _MIB,
         is_container=_is_container(),
         iommu=_has_entries(Path("/sys/class/iommu")),
+        counts_own_limit=own_limit_counts(),
         infiniband=_names(Path("/sys/class/infiniband")),
         pci_gpus=pci_gpus(Path("/sys/bus/pci/devices")),
         clock_synchronised=_is_clock_synchronised(),
@@ -102,6 +104,12 @@ def pci_gpus(devices: Path) -> tuple[PciGpu, ...]:
             )
         )
     return tuple(found)
+
+
+def own_limit_counts(root: Path = Path("/")) -> bool | None:
+    """None: no group here has memory that it hands on."""
+    group = own_group(root)
+    return None if group is None or not divides_memory(group) else counts_own_limit(group)
 
 
 def cpu_quota(file: Path) -> int | None:

@@ -182,7 +182,8 @@ class Backlog:
     """Where tasks wait for a worker.
 
     ``queue``: for any; ``solo``: for a device that they have to themselves; ``wary``: for another
-    device than that on which they crashed. ``reserved``: by device, the task that has it to itself,
+    device than that on which they crashed; ``fresh``: for a worker that has done nothing yet.
+    ``reserved``: by device, the task that has it to itself,
     also while a worker runs it. ``exhausted``: nothing is left to be fetched.
     """
 
@@ -197,6 +198,7 @@ class Backlog:
         self.queue: deque[Task] = deque()
         self.solo: deque[Task] = deque()
         self.wary: deque[Task] = deque()
+        self.fresh: deque[Task] = deque()
         self.reserved: dict[str, Task] = {}
         self.exhausted = False
         self._delayed: list[tuple[float, int, Task]] = []  # a heap: when it is due, its id
@@ -205,18 +207,22 @@ class Backlog:
         self._is_fetching = False
 
     def __bool__(self) -> bool:
-        return bool(self.queue or self.solo or self.wary or self._delayed or self.reserved)
+        waiting = self.queue or self.solo or self.wary or self.fresh
+        return bool(waiting or self._delayed or self.reserved)
 
     def tasks(self) -> list[Task]:
         """All of them, also those with a device to themselves that a worker runs."""
         delayed = (task for _, _, task in self._delayed)
-        return [*self.queue, *self.solo, *self.wary, *delayed, *self.reserved.values()]
+        waiting = (*self.queue, *self.solo, *self.wary, *self.fresh)
+        return [*waiting, *delayed, *self.reserved.values()]
 
     # ------------------------------------------------------------------ in and out
 
     def add(self, task: Task, *, front: bool = False) -> None:
         if task.solo:
             self.solo.append(task)
+        elif task.fresh:
+            self.fresh.append(task)
         elif task.avoid and any(self._roster.usable_without(task.avoid)):
             self.wary.append(task)
         elif front:
@@ -240,7 +246,7 @@ class Backlog:
 
     def take(self, task_id: int) -> Task | None:
         """Take it out, wherever it waits; None where it does not."""
-        for waiting in (self.queue, self.solo, self.wary):
+        for waiting in (self.queue, self.solo, self.wary, self.fresh):
             for task in waiting:
                 if task.task_id == task_id:
                     waiting.remove(task)
@@ -300,7 +306,7 @@ class Backlog:
 
     def num_open(self) -> int:
         """About how many tasks are still to be handed out, without those that pause."""
-        waiting = len(self.queue) + len(self.solo) + len(self.wary)
+        waiting = len(self.queue) + len(self.solo) + len(self.wary) + len(self.fresh)
         return waiting if self.exhausted else waiting + self._expected
 
     def _window(self) -> int:
@@ -308,8 +314,8 @@ class Backlog:
         roster = self._roster
         if not self._policy.asks_ahead:
             busy = sum(bool(worker.in_flight) for worker in roster.workers.values())
-            others = len(self.solo) + len(self.wary) + len(self._delayed) + len(self.reserved)
-            return max(0, len(roster.usable()) - busy - others)
+            others = len(self.solo) + len(self.wary) + len(self.fresh) + len(self._delayed)
+            return max(0, len(roster.usable()) - busy - others - len(self.reserved))
         lead = self._pace.longest_lead()
         batch = max((target.max_batch for target in self._targets.values()), default=0)
         return min(8192, max(16, 2 * max(lead, batch) * max(1, len(roster.slots))))

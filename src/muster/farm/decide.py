@@ -214,7 +214,7 @@ class Scheduler:
     def _goes_on(self, worker: Worker, task: Task, out: Decisions, *, is_poisoned: bool) -> None:
         """``task`` is the last that the worker has ended."""
         worker.has_shared = False
-        worker.has_worked = self.targets[task.target_id].kind == "function"
+        worker.has_worked = True
         if is_poisoned:
             worker.poisoned = True  # it ends itself, without beginning anything else
             out.stop(worker)
@@ -338,8 +338,14 @@ class Scheduler:
             out.tried.append((record, again))
             self.backlog.add(again, front=True)
             return
-        if outcome.is_blameless or (outcome is Outcome.MEMORY_LIMIT and worker.has_worked):
+        if outcome.is_blameless:
             self._try_elsewhere(task, record, out)
+            return
+        if outcome is Outcome.MEMORY_LIMIT and worker.has_worked:
+            # What earlier tasks left there counted too. As the first of its worker it will tell.
+            again = task._replace(token=task.token + 1, fresh=True)
+            out.tried.append((record, again))
+            self.backlog.add(again)
             return
         if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
             again = task._replace(token=task.token + 1, solo=True)
@@ -379,7 +385,7 @@ class Scheduler:
     def _try_elsewhere(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
         """Queue a task again whose worker lost its place: no try is counted, and no pause made."""
         losses = task.losses + 1
-        if losses > self.policy.retry.limit(record.finished.outcome, is_first=False):
+        if losses > self.policy.retry.limit(record.finished.outcome):
             out.failed.append(record)
             return
         again = task._replace(token=task.token + 1, losses=losses)

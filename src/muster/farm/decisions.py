@@ -59,8 +59,7 @@ class RetryPolicy:
     backoff_cap_s: float = 60.0
     by_outcome: dict[Outcome, int] = field(default_factory=dict)
 
-    def limit(self, outcome: Outcome, *, is_first: bool = True) -> int:
-        """``is_first``: of its worker. What others left in its memory is not its own fault."""
+    def limit(self, outcome: Outcome) -> int:
         if outcome in self.by_outcome:
             return self.by_outcome[outcome]
         return {
@@ -70,7 +69,7 @@ class RetryPolicy:
             Outcome.DEVICE_FAULT: self.device_fault_retries,
             Outcome.BROKEN_CONTEXT: self.retries,
             Outcome.HOST_OOM: self.retries,
-            Outcome.MEMORY_LIMIT: 0 if is_first else self.lost_limit,
+            Outcome.MEMORY_LIMIT: 0,
             Outcome.CRASH: self.retries,
             Outcome.TIMEOUT: self.timeout_retries,
             Outcome.PREEMPTED: self.lost_limit,

@@ -41,6 +41,7 @@ class Dispatcher:
         self._start_workers(now, out)
         self._serve_solo(now, out)
         self._serve_wary(now, out)
+        self._serve_fresh(now, out)
         hungry = 0
         for worker in self._roster.available(self._pace.longest_lead() // 2):
             if worker.slot.spec.device_key in self._backlog.reserved:
@@ -134,6 +135,25 @@ class Dispatcher:
             else:
                 backlog.wary.append(task)
 
+    def _serve_fresh(self, now: float, out: Decisions) -> None:
+        """A task that was stopped for memory which others may have left goes to a worker that has
+        done nothing yet: mostly the next one in the slot of the one that was killed.
+        """
+        backlog = self._backlog
+        if not backlog.fresh:
+            return
+        for worker in self._roster.available(0):
+            is_reserved = worker.slot.spec.device_key in backlog.reserved
+            if backlog.fresh and not (worker.has_worked or is_reserved):
+                task = backlog.fresh.popleft()
+                self._send(worker, [task], self._targets[task.target_id].is_batched, now, out)
+        if not backlog.fresh or any(self._roster.startable(now)):
+            return
+        workers = self._roster.workers.values()
+        if workers and all(worker.ready and not worker.stopping for worker in workers):
+            # No place is left for a new one: the next that has done its work makes room.
+            out.stop(min(workers, key=lambda worker: len(worker.in_flight)))
+
     def _share(self, hungry: int, now: float, out: Decisions) -> None:
         """Ask a running task to give part of its remaining work to idle workers."""
         if self._backlog.is_fetching:
@@ -148,7 +168,8 @@ class Dispatcher:
         open_work = backlog.num_open()
         if len(roster.workers) < len(roster.slots):
             open_work += len(_divisible(roster.workers.values(), self._targets, now))
-        out.starts.extend(_hire(roster, now, backlog.reserved, backlog.wary, open_work))
+        starts = _hire(roster, now, backlog.reserved, backlog.wary, open_work, len(backlog.fresh))
+        out.starts.extend(starts)
 
 
 def may_wait(events: Iterable[Event], roster: Roster, pace: Pace) -> bool:
@@ -220,11 +241,17 @@ def _whom_to_ask(
 
 
 def _hire(
-    roster: Roster, now: float, reserved: Collection[str], wary: Collection[Task], open_work: int
+    roster: Roster,
+    now: float,
+    reserved: Collection[str],
+    wary: Collection[Task],
+    open_work: int,
+    num_fresh: int,
 ) -> Iterator[tuple[int, int]]:
     """Start what the open work can use, as slot and worker: three tasks never start eight workers.
 
-    ``reserved``: devices that a task has to itself; ``wary``: tasks that avoid a device.
+    ``reserved``: devices that a task has to itself; ``wary``: tasks that avoid a device;
+    ``num_fresh``: tasks that want a worker which has done nothing yet.
     """
     if len(roster.workers) == len(roster.slots):
         return  # asked in every turn, of thousands of slots
@@ -235,11 +262,13 @@ def _hire(
     slots = [slot for slot in roster.startable(now) if slot.spec.device_key not in reserved]
     if not slots:
         return
-    free = [
-        worker.slot.spec.device_key
+    idle = [
+        worker
         for worker in roster.workers.values()
         if worker.is_free and worker.slot.spec.device_key not in reserved
     ]
+    free = [worker.slot.spec.device_key for worker in idle]
+    num_fresh -= sum(not worker.has_worked for worker in idle)
     for task in wary:
         if all(key == task.avoid for key in free):
             able = next((slot for slot in slots if slot.spec.device_key != task.avoid), None)
@@ -248,10 +277,11 @@ def _hire(
                 free.append(able.spec.device_key)
                 yield started
     for slot in slots:
-        if len(free) >= open_work:
+        if len(free) >= open_work and num_fresh <= 0:
             return
         for started in _hire_in(roster, slot):
             free.append(slot.spec.device_key)
+            num_fresh -= 1
             yield started
 
 

@@ -44,7 +44,7 @@ class Worker:
     poisoned: bool = False
     revoking: bool = False
     solo_id: int | None = None  # the task in hand, where its device is reserved for it
-    has_worked: bool = False  # a function that has ended may have left something in its memory
+    has_worked: bool = False  # a task that has ended may have left something in its memory
     has_shared: bool = False  # its device, since its head began, with one that is gone now
 
     def begins(self, now: float) -> None:

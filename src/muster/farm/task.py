@@ -73,7 +73,8 @@ class Task(NamedTuple):
     ``tries`` counts attempts that were the task's own fault; ``solo`` asks for a device of its
     own; ``avoid`` names the device of the last crash; ``batch_limit`` bounds how many tasks may
     share a call after such a call was lost (0: no bound); ``losses`` counts attempts that ended
-    for no fault of the task; ``priority``: a higher one goes first.
+    for no fault of the task; ``priority``: a higher one goes first; ``fresh`` asks for a worker
+    that has done nothing yet.
     """
 
     task_id: int
@@ -88,6 +89,7 @@ class Task(NamedTuple):
     batch_limit: int = 0
     losses: int = 0
     priority: int = 0
+    fresh: bool = False
 
 
 class Order(NamedTuple):

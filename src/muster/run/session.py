@@ -7,6 +7,7 @@ what they are about. The lock goes last, so whoever finds a run free finds it wh
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -58,6 +59,18 @@ def hold(folder: RunFolder) -> Iterator[None]:
             if holder(folder) == str(os.getpid()):
                 with suppress(OSError):
                     pid_file.unlink(missing_ok=True)
+
+
+def check_open(folder: RunFolder) -> None:
+    """Raise what ``hold`` would raise at this moment, without taking anything: whoever waits hours
+    for GPUs hears first that the run is at work, or somebody else's.
+    """
+    if is_held(folder):
+        raise _busy(folder)
+    place = folder.lock if folder.lock.exists() else folder.path
+    as_who = os.access in os.supports_effective_ids
+    if place.exists() and not os.access(place, os.W_OK, effective_ids=as_who):
+        raise explain_os_error(PermissionError(errno.EACCES, "Permission denied"), "write", place)
 
 
 def is_held(folder: RunFolder) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import email
+import email.policy
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.hostile_texts import HOSTILE, orders_in
 from tests.programs import read_program
 from tests.unit.api.test_lending import on_machine
 
@@ -125,6 +130,97 @@ def test_what_each_service_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(discord[2])["allowed_mentions"] == {"parse": []}
     assert webhook[1]["Authorization"] == f"Bearer {TOKEN}"
     assert ntfy[0] == "/topic" and ntfy[1]["Title"] == "muster: run: failure"
+
+
+#: What a name or a text may hold that a chat, a header or a terminal would obey.
+ASKS = {
+    **HOSTILE,
+    "mentions": "@everyone @here <!channel> <!everyone> <@U012AB3CD> <#C1|x> <@&5>",
+    "a header": "x\r\nBcc: all@example.org\r\nX-Title: y\r\n\r\nbody",
+    "folded": "x\n continued\n\tX: y",
+    "wide and long": "日" * 1400,
+}
+_NAMES = {what: text for what, text in ASKS.items() if text.strip() and "\0" not in text}
+SENDMAIL = """#!/bin/sh
+printf '%s\\n' "$@" > {place}/words; cat > {place}/mail
+"""
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_hostile_texts_ask_for_nothing_wherever_they_are_sent(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the text of a message, and as the name of the run's folder, which its title shows."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sendmail").write_text(SENDMAIL.format(place=tmp_path))
+    (tmp_path / "bin" / "sendmail").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    name = _NAMES.get(what, "run").replace("/", "|")[:60]
+    run, said = RunFolder(tmp_path / name), list[str]()
+    with serving(200) as server:
+        monkeypatch.setenv("CHAT", f"{server.url}/chat")
+        places = (
+            "slack:env:CHAT", "discord:env:CHAT", f"ntfy:{server.url}/topic",
+            f"webhook:{server.url}/w", "mail:me@example.org",
+        )  # fmt: skip
+        for place in places:
+            with notifying(run, [place], said.append) as notifier:
+                notifier.tell("failure", ASKS[what])
+        slack, discord, ntfy, webhook = server.got
+    assert said == []
+    shown = json.loads(slack[2])["text"]
+    assert "<" not in shown and ">" not in shown and orders_in(shown) == []
+    assert json.loads(discord[2])["allowed_mentions"] == {"parse": []}
+    assert orders_in(json.loads(discord[2])["content"]) == []
+    assert len(json.loads(discord[2])["content"]) <= 2000
+    usual = {"Host", "Accept-Encoding", "Content-Length", "User-Agent", "Connection"}
+    assert set(ntfy[1]) == usual | {"Title"} and ntfy[1]["Title"].isascii()
+    assert set(slack[1]) == set(webhook[1]) == usual | {"Content-Type"}
+    assert orders_in(ntfy[2].decode()) == [] and len(ntfy[2]) <= 4096
+    assert orders_in(json.loads(webhook[2])["text"]) == []
+    mail = email.message_from_bytes((tmp_path / "mail").read_bytes(), policy=email.policy.default)
+    headers = {"To", "Subject", "Content-Type", "Content-Transfer-Encoding", "MIME-Version"}
+    assert set(mail.keys()) == headers and mail["To"] == "me@example.org"
+    assert orders_in(mail["Subject"]) == [] and "\n" not in mail["Subject"]
+    assert orders_in(mail.get_content()) == []
+    assert (tmp_path / "words").read_text().split() == ["-i", "--", "me@example.org"]
+
+
+@pytest.mark.thorough
+def test_no_secret_is_in_the_process_list_while_a_run_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at whenever a server is told something, by what every user of the machine can see."""
+    seen: list[bytes] = []
+
+    class Looks(_Handler):
+        def do_POST(self) -> None:
+            for place in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.append(place.read_bytes())
+            super().do_POST()
+
+    (tmp_path / "job.py").write_text("def f(x: int):\n    return 1 / x\n")
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setitem(globals(), "_Handler", Looks)
+    with serving(200) as server:
+        environment = {**os.environ, "CHAT": f"{server.url}/{TOKEN}"}
+        words = [
+            sys.executable, "-m", "muster", "sweep", "job.py:f", "--grid", "x=0,1", "--devices",
+            "cpu:2", "--keep-going", "--run-dir", "run", "--notify", "slack:env:CHAT", "--notify",
+            f"webhook:{server.url}/w,token=file:{tmp_path}/token",
+        ]  # fmt: skip
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        assert sorted(path for path, _, _ in server.got) == sorted([f"/{TOKEN}", "/w"] * 2)
+    assert any(b"muster\0sweep" in line for line in seen)
+    assert any(b"muster.farm.worker" in line for line in seen)
+    assert not any(TOKEN.encode() in line for line in seen)
+    assert TOKEN not in done.stdout + done.stderr
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or TOKEN.encode() not in path.read_bytes(), path
 
 
 def test_no_secret_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

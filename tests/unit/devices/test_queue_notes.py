@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.processes import at_work
+from tests.unit.api.test_lending import facts
 
 from muster.base.errors import SetupError
 from muster.base.settings import Settings, child_environment, read_settings
@@ -159,6 +160,81 @@ def test_one_user_cannot_make_others_read_any_number_of_files(tmp_path: Path) ->
     kinds = [note.kind for note in read_notes(tmp_path)]
     assert (kinds.count("used"), kinds.count("ticket")) == (256, 1), "who waits sees itself"
     own.remove()
+
+
+#: Counts what it opens and lists while it runs a command line of muster's.
+COUNTS = """
+import json, sys
+counts = {"open": 0, "os.scandir": 0, "os.listdir": 0}
+folder = sys.argv[1]
+def hear(event, args):
+    if event in counts and str(args[0] or "").startswith(folder):
+        counts[event] += 1
+from muster.cli.main import main
+sys.addaudithook(hear)
+code = main(sys.argv[2:])
+print(json.dumps([code, counts]), file=sys.stderr)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["queue", "devices"])
+def test_whoever_looks_lists_the_folder_a_fixed_number_of_times(
+    command: str, tmp_path: Path
+) -> None:
+    """However many GPUs there are, and however many files another user has planted."""
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    for number in range(2000):
+        path = folder / f"{number:04}-1-1.{('ticket', 'claim', 'used', 'part')[number % 4]}"
+        path.write_text(json.dumps(TICKET))
+        os.chown(path, 4321, 4321)
+    (tmp_path / "facts.json").write_bytes(facts(8))
+    names = {"MUSTER_LEASE_DIR": folder, "MUSTER_DEVICE_FACTS": tmp_path / "facts.json"}
+    environment = {"PYTHONPATH": str(SOURCE), **{name: str(at) for name, at in names.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTS, str(folder), command], capture_output=True, text=True,
+        env=child_environment(environment), check=False,
+    )  # fmt: skip
+    code, counts = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    assert counts["os.scandir"] + counts["os.listdir"] <= 2, counts
+    assert counts["open"] <= 3 * 256, counts
+    assert ("4321 has 2,000 files" in done.stderr) == (command == "queue")
+
+
+@needs_root
+@pytest.mark.thorough
+def test_a_run_that_waits_beside_thirty_thousand_planted_files_spares_the_processor(
+    tmp_path: Path,
+) -> None:
+    """Looking gets slower for everybody, so everybody looks less often."""
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    for number in range(30_000):
+        os.close(os.open(folder / f"{number:06}-1-1.ticket", os.O_CREAT | os.O_WRONLY))
+        os.chown(folder / f"{number:06}-1-1.ticket", 4321, 4321)
+    (tmp_path / "facts.json").write_bytes(facts(1))
+    waits = (
+        "import sys, time; from pathlib import Path\n"
+        "from muster.base.errors import PlacementError\n"
+        "from muster.base.settings import Settings\n"
+        "from muster.devices.inventory import parse_devices\n"
+        "from muster.devices.leases import acquire\n"
+        "from muster.devices.waiting import Wait, lease_in_turn\n"
+        "place = Path(sys.argv[1])\n"
+        "settings = Settings(device_facts=place / 'facts.json', lease_folder=place / 'leases')\n"
+        "lease = acquire('GPU-0', 'r', settings)\n"
+        "begun = time.process_time(), time.monotonic()\n"
+        "try: lease_in_turn(parse_devices('1'), settings, run_name='r', wait=Wait(most_s=20))\n"
+        "except PlacementError: pass\n"
+        "print((time.process_time() - begun[0]) / (time.monotonic() - begun[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", waits, str(tmp_path)], capture_output=True, text=True, check=True,
+        env=child_environment({"PYTHONPATH": str(SOURCE)}),
+    )  # fmt: skip
+    assert float(done.stdout) < 0.15, "a part of one processor; it was most of one"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
     ],
     "threads": [("mixed_cards", "warning", "OMP_NUM_THREADS=64, but this process may use 6")],
     "host-memory": [("two_sockets", "note", "60000 MiB of host memory")],
+    "task-memory": [("old_card", "note", "This kernel (4.19.0-27-amd64) does not count")],
     "locked-memory": [("small_container", "warning", "Only 8 MiB may be locked")],
     "disk-space": [
         ("small_container", "error", "700 MiB are free"),

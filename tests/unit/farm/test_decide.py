@@ -213,7 +213,72 @@ def test_a_task_above_its_memory_limit_fails_only_as_the_first_of_its_worker() -
     out = rig.die(worker, outcome=Outcome.MEMORY_LIMIT)
     assert ([len(out.failed), len(out.tried)]) == [0, 1]
     [(_, again)] = out.tried
-    assert (again.tries, again.losses, again.avoid) == (0, 1, "")
+    assert (again.tries, again.losses, again.fresh) == (0, 0, True)
+    rig.ready()
+    out = rig.die(rig.worker_on(0), outcome=Outcome.MEMORY_LIMIT)
+    assert [one.task_id for one in out.failed] == [again.task_id], "now it was the first"
+
+
+def _begins_alone(rig: Rig, task_id: int) -> None:
+    """Whoever gets the task has done nothing before, and gets nothing beside it."""
+    [worker] = {worker for worker, sent, _ in rig.calls if task_id in [t.task_id for t in sent][:1]
+                and worker in rig.scheduler.roster.workers}  # fmt: skip
+    first = next(sent for number, sent, _ in rig.calls if number == worker)
+    assert [task.task_id for task in first] == [task_id]
+    assert not rig.scheduler.roster.workers[worker].has_worked
+
+
+def test_a_task_that_others_may_have_brought_to_the_limit_waits_for_a_fresh_worker() -> None:
+    """Those beside it have nothing to do, and take it all the same only when they have done
+    nothing yet: what their tasks have left would kill it again.
+    """
+    rig = Rig(cpus(3), tasks(6), Policy(keep_going=True))
+    rig.ready()
+    for slot in range(3):
+        rig.end(rig.worker_on(slot))
+    task = rig.holds[rig.worker_on(0)][0]
+    rig.end(rig.worker_on(1))
+    rig.end(rig.worker_on(2))  # both idle from now on
+    rig.die(rig.worker_on(0), outcome=Outcome.MEMORY_LIMIT)
+    assert not rig.scheduler.is_finished
+    assert [sent for _, sent, _ in rig.calls if task.task_id in [t.task_id for t in sent]][1:] == []
+    rig.ready()
+    _begins_alone(rig, task.task_id)
+    rig.end(rig.worker_on(0))
+    assert rig.scheduler.is_finished
+
+
+def test_where_its_place_is_gone_a_fresh_worker_is_made_in_another() -> None:
+    """Its slot is given back meanwhile, so one of the others makes room when it has nothing."""
+    slots = cpus(2)
+    rig = Rig(slots, tasks(4), Policy(keep_going=True))
+    rig.ready()
+    rig.end(rig.worker_on(0))
+    task = rig.holds[rig.worker_on(0)][0]
+    rig.end(rig.worker_on(1))
+    other = rig.worker_on(1)
+    out = rig.step(
+        WorkerDied(rig.worker_on(0), None, 9, "took all", outcome=Outcome.MEMORY_LIMIT),
+        Slots(slots[1:]),
+    )
+    assert out.stops == [other]
+    rig.end(other)  # what it had in hand
+    rig.step(WorkerDied(other, 0, None, "ended"))
+    rig.ready()
+    _begins_alone(rig, task.task_id)
+
+
+def test_a_fresh_worker_is_started_although_another_one_is_idle() -> None:
+    rig = Rig(cpus(2), tasks(3), Policy(keep_going=True))
+    rig.ready()
+    rig.end(rig.worker_on(0))
+    rig.end(rig.worker_on(1))
+    holder = rig.worker_on(0) if rig.holds[rig.worker_on(0)] else rig.worker_on(1)
+    [task] = rig.holds[holder]
+    out = rig.die(holder, outcome=Outcome.MEMORY_LIMIT)
+    assert len(out.starts) == 1
+    rig.ready()
+    _begins_alone(rig, task.task_id)
 
 
 def test_what_earlier_tasks_left_in_a_worker_never_fails_a_good_task() -> None:

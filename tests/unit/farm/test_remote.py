@@ -44,6 +44,7 @@ TASKS = st.builds(
     avoid=st.just(""),
     losses=st.just(0),
     priority=st.just(0),
+    fresh=st.just(False),
 )
 SLOTS = st.builds(
     SlotSpec,

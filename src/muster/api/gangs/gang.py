@@ -45,7 +45,7 @@ from muster.gang.handle import SupervisorHandle
 from muster.gang.launch import GangEnding, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.run.folder import RunFolder
-from muster.run.session import open_run
+from muster.run.session import check_open, open_run
 from muster.slurm.commands import typed_for_job
 
 
@@ -129,6 +129,8 @@ def run_gang(
         check_gang(options)
         settings = read_settings()
         folder = work.folder
+        if not (kept or options.node_rank):  # nodes may share the folder, which the first one holds
+            check_open(folder)
         # On every node: one that begins alone would wait for the others.
         has_limits = wants_limits(work, options)
         if has_limits:

@@ -29,6 +29,8 @@ KINDS = ("command", "webhook", "slack", "discord", "ntfy", "mail")
 _CHATS = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
 _REPLY_S, _COMMAND_S = 10.0, 30.0
 MOST_TEXT = 1500
+#: In bytes; what is longer becomes a file that is attached, or is refused.
+_MOST_OF_NTFY = 4000
 _ADDRESS = re.compile(r"[^\s,;:<>-][^\s,;:<>]*@[^\s,;:<>]+")
 
 
@@ -214,11 +216,12 @@ def send(place: Place, message: Message, hold: Hold) -> None:
 
             mail = EmailMessage()
             mail["To"], mail["Subject"] = place.where, f"muster: {message.title}"
-            mail.set_content(f"{message.text}\n\n{message.host}:{message.path}\n")
+            mail.set_content(f"{message.text}\n\n{message.host}:{one_line(message.path)}\n")
             _call([_sendmail(), "-i", "--", place.where], bytes(mail), {}, hold)
         case "ntfy":
             title = message.title.encode("ascii", "backslashreplace").decode()
-            _post(*_resolve(place), message.text.encode(), {"Title": f"muster: {title}"})
+            body = message.text.encode()[:_MOST_OF_NTFY].decode(errors="ignore").encode()
+            _post(*_resolve(place), body, {"Title": f"muster: {title}"})
         case _:
             body = json.dumps(_document(place.kind, message)).encode()
             _post(*_resolve(place), body, {"Content-Type": "application/json"})

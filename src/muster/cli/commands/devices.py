@@ -18,10 +18,10 @@ from muster.cli import output
 from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse
 from muster.devices.discovery import discover
-from muster.devices.leases import held_by
+from muster.devices.leases import holders
 from muster.devices.placement import busy_reason
 from muster.devices.queue_rules import read_rules
-from muster.devices.tickets import own_uid, user_name
+from muster.devices.tickets import own_uid, user_name, who_floods
 from muster.devices.waiting import Line, look, reason
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         )
     settings = read_settings()
     inventory = discover(settings)
-    leased = {one.uuid: held_by(one.uuid, settings) for one in inventory.devices}
+    leased = holders(settings)
     if flags.json:
         gpus = [
             {
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
                 "memory_total_mib": device.memory_total_mib,
                 "memory_used_mib": device.memory_used_mib,
                 "lost": device.lost,
-                "leased": str(held) if (held := leased[device.uuid]) else None,
+                "leased": str(held) if (held := leased.get(device.uuid)) else None,
             }
             for device in inventory.devices
         ]
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
         return 0
     rows = []
     for number, device in enumerate(inventory.devices):
-        state = device.lost or str(leased[device.uuid] or busy_reason(device) or "free")
+        state = device.lost or str(leased.get(device.uuid) or busy_reason(device) or "free")
         memory = f"{device.memory_used_mib}/{device.memory_total_mib} MiB"
         rows.append([f"cuda:{number}", device.name, memory, state, device.uuid])
     if rows:
@@ -188,7 +188,7 @@ def queue(argv: list[str]) -> int:
     line = look(inventory, settings, rules)
     numbers = {device.uuid: number for number, device in enumerate(inventory.devices)}
     waiting, held = _waiting(line), _held(line, numbers)
-    warning = _warning(settings.lease_folder)
+    warning = _warning(settings.lease_folder) or _floods(settings.lease_folder)
     if flags.json:
         used = {user_name(uid): round(s / 3600.0, 6) for uid, s in line.world.used.items()}
         output.say_json(
@@ -276,4 +276,16 @@ def _warning(folder: Any) -> str:
     return (
         f"{folder} belongs to {user_name(owner)}, who can remove what others have in it. On a "
         f"machine that several people share it should be root's: chown root {folder}"
+    )
+
+
+def _floods(folder: Any) -> str:
+    """Whoever has put very many files there makes every look slower."""
+    many = who_floods(folder)
+    if not many:
+        return ""
+    named = ", ".join(f"{user_name(uid)} has {number:,} files" for uid, number in many.items())
+    return (
+        f"in {folder} {named}, which everybody who looks has to list; most of them are read by "
+        "nobody. Its user can remove them (a run that waits needs one), and so can root"
     )

@@ -54,7 +54,9 @@ class _Export(RunPlace):
 
 def collect_array(argv: list[str]) -> int:
     flags = parse(LookFlags, argv, "collect", _COLLECT)
-    run, found = collect(find_run(flags.run).path)
+    run = find_run(flags.run)
+    _ = run.stored  # which says so where it may not be read
+    run, found = collect(run.path)
     counts = run.status().counts
     # What an element said does not matter once all results are there.
     ended = found.ended if counts["waiting"] else {}

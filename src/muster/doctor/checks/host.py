@@ -116,6 +116,20 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{have_mib} MiB of host memory are available.")
 
 
+def task_memory(facts: Facts) -> Iterator[Finding]:
+    """Where a control group is ours to divide, the kernel keeps ``--memory`` of tasks in it."""
+    if facts.host.counts_own_limit is False:
+        yield note(
+            what=f"This kernel ({facts.host.kernel}) does not count for each control group how "
+            "often its memory limit was reached (memory.events.local, since Linux 5.2).",
+            why="No worker gets a group: --memory is kept by looking at its processes, so a task "
+            "can be above its limit for a moment.",
+            fix="A kernel of 5.2 or newer keeps the limit itself.",
+        )
+    elif facts.host.counts_own_limit:
+        yield ok("The kernel can keep --memory where a control group is handed to the run.")
+
+
 def locked_memory(facts: Facts) -> Iterator[Finding]:
     """With InfiniBand, memory may be locked."""
     if not facts.host.infiniband:

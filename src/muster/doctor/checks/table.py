@@ -57,6 +57,7 @@ CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
     "cores": host.cores,
     "threads": host.threads,
     "host-memory": host.host_memory,
+    "task-memory": host.task_memory,
     "locked-memory": host.locked_memory,
     "disk-space": host.disk_space,
     "disk-speed": host.disk_speed,

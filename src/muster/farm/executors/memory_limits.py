@@ -19,6 +19,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from muster.base.control_group import (
+    OWN_EVENTS,
+    counts_own_limit,
+    divides_memory,
+    lines,
+    own_group,
+    words,
+)
 from muster.base.host_memory import part_mib, seen_mib, session_trees, tree
 from muster.base.shown_text import shown_mib
 
@@ -38,7 +46,7 @@ class MemoryGroup:
         """That its processes came to the limit, upon which the kernel has ended all of them; "" as
         long as they have not."""
         # The local file is about this limit alone; the other counts those of groups in it too.
-        if not _number(self.folder / "memory.events.local", "oom"):
+        if not _number(self.folder / OWN_EVENTS, "oom"):
             return ""
         return f"took all of {shown_mib(self._most_mib)} allowed (--memory), and asked for more"
 
@@ -70,8 +78,8 @@ class MemoryGroups:
         """None where no group can be had. ``root``: where /proc and /sys are."""
         with cls._lock:
             if cls._ours is None:
-                home = _own_group(root)
-                if home is None or "memory" not in _words(home / "cgroup.controllers"):
+                home = own_group(root)
+                if home is None or not (divides_memory(home) and counts_own_limit(home)):
                     return None
                 made = cls(home)
                 if not made._move_in():
@@ -147,23 +155,6 @@ class MemoryGroups:
             self._inner.rmdir()
 
 
-def _own_group(root: Path) -> Path | None:
-    """The folder of this process's group in the tree of cgroup v2; None where it has none here."""
-    path = next(
-        (line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::/")), None
-    )
-    if path is None or ".." in path.split("/"):
-        return None
-    for line in _lines(root / "proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        if after.split()[:1] != ["cgroup2"]:
-            continue
-        top, place = before.split()[3:5]  # the mount shows the tree from this group on
-        if Path(path).is_relative_to(top):
-            return root / place.lstrip("/") / Path(path).relative_to(top)
-    return None
-
-
 def _move(pids: list[int], folder: Path) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # it has ended
@@ -180,24 +171,13 @@ def _is_removed(folder: Path) -> bool:
 
 
 def _processes(folder: Path) -> list[int]:
-    return [int(word) for word in _words(folder / "cgroup.procs")]
+    return [int(word) for word in words(folder / "cgroup.procs")]
 
 
 def _number(path: Path, name: str) -> int:
     """What a line of a flat file says; 0 where there is none."""
-    lines = (line.split() for line in _lines(path))
-    return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
-
-
-def _words(path: Path) -> list[str]:
-    return " ".join(_lines(path)).split()
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+    found = (line.split() for line in lines(path))
+    return next((int(line[1]) for line in found if line[:1] == [name]), 0)
 
 
 #: Faster than one process fills memory, so that it is seen soon after it has come to its limit.

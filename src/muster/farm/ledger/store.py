@@ -316,7 +316,8 @@ class Ledger(LedgerQueries):
         with explained(self.path, "write"):
             rows = self._db.execute(
                 "SELECT task_id, key, target_id, payload, grp, token + 1, tries, 0, '', 0, 0, "
-                "priority FROM tasks WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                "priority, 0 FROM tasks WHERE state = 0 "
+                "ORDER BY priority DESC, grp, task_id LIMIT ?",
                 (count,),
             ).fetchall()
             self._db.executemany(

@@ -25,7 +25,7 @@ from muster.base.errors import MusterError
 from muster.base.journal import read_journal
 from muster.base.settings import read_settings
 from muster.devices.inventory import Holder
-from muster.devices.leases import held_by
+from muster.devices.leases import LeaseHeld, holders
 from muster.devices.nvml_usage import GpuUsage, usage_source
 from muster.monitor.files import last_rows
 from muster.monitor.sample import Row, Sample, Sampler
@@ -49,7 +49,8 @@ def of_devices(folders: Folders, query: Query) -> dict[str, Any]:
     """The host first, then its GPUs. Rates of the host are known from the second time on."""
     with _ONE_AT_A_TIME:
         sample = _sampler().take(quick=True)
-    return {"devices": [_host(sample), *(_gpu(gpu, sample) for gpu in sample.gpus)]}
+    leased = holders(read_settings()) if sample.gpus else {}
+    return {"devices": [_host(sample), *(_gpu(gpu, sample, leased) for gpu in sample.gpus)]}
 
 
 @cache
@@ -65,8 +66,8 @@ def _host(sample: Sample) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpu(gpu: GpuUsage, sample: Sample) -> dict[str, Any]:
-    lease = held_by(gpu.uuid, read_settings()) if gpu.uuid else None
+def _gpu(gpu: GpuUsage, sample: Sample, leased: Mapping[str, LeaseHeld]) -> dict[str, Any]:
+    lease = leased.get(gpu.uuid) if gpu.uuid else None
     return {
         **_device(gpu.index, gpu.name),
         "label": gpu.label,
