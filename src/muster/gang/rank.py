@@ -160,14 +160,16 @@ def _give_account(error: BaseException, folder: RunFolder, topology: Topology) -
         "message": _message(error),
         "frames": lines,
         "time_s": now_s,
-        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
-        "log_start": os.fstat(2).st_size,
     }
+    with contextlib.suppress(OSError):  # the program may have closed it
+        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
+        record["log_start"] = os.fstat(2).st_size
     with contextlib.suppress(OSError):  # a full disk: the log may still hold it
         write_json(folder.rank_error(topology.rank), record)
     error.__traceback__ = trace
-    sys.excepthook(type(error), error, trace)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.excepthook(type(error), error, trace)
+        sys.stderr.flush()
 
 
 def _message(error: BaseException) -> str:
