@@ -288,7 +288,7 @@ def _count_in_a_row(batch: Batch) -> int:
     parts = tree_leaves(batch.data)
     if not all(isinstance(part, torch.Tensor) for part in parts):
         return _FEWEST
-    num_bytes = sum(part.nbytes for part in parts)
+    num_bytes: int = sum(part.nbytes for part in parts)
     return max(_FEWEST, min(_MOST, _FETCHED_BYTES // max(1, num_bytes)))
 
 
