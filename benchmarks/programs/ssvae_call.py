@@ -20,7 +20,21 @@ from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
 class Nobody:
     """The other end of a worker's line, where nobody listens."""
 
+    confirms_meanwhile = False
+
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
+        return
+
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
+        return 0
+
+    def confirmed(self) -> int:
+        return 0
+
+    def halted(self, task_id: int) -> None:
+        return
+
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None:
         return
 
     def should_stop(self) -> bool:

@@ -63,6 +63,47 @@ def test_a_few_kills_lose_and_double_no_step(tmp_path: Path, undisturbed: Traini
     check_campaign(tmp_path, undisturbed, 50, num_kills=5)
 
 
+#: Rank 0 kills itself once, when its second checkpoint is to get its name, or has just got it.
+DIES_AT_A_RENAME = """
+import os, signal, sys
+from pathlib import Path
+
+seen, is_next = 0, False
+
+def hook(event, arguments):
+    global seen, is_next
+    if is_next:
+        is_next = False
+        os.kill(os.getpid(), signal.SIGKILL)
+    if event == "os.rename" and Path(os.fsdecode(arguments[0])).name.startswith(".writing-"):
+        seen += 1
+        if seen == 2 and not Path("killed").exists():
+            Path("killed").touch()
+            is_next = True
+            if WHEN == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ.get("RANK") == "0":
+    sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_at_the_rename_of_a_checkpoint_loses_and_doubles_no_step(
+    when: str, tmp_path: Path, undisturbed: Training
+) -> None:
+    program = f"WHEN = {when!r}\n{DIES_AT_A_RENAME}\n{TASK}"
+    training = Training(tmp_path, 0, program, WORDS)
+    assert training.run_once(num_kills=0) == 0, training.said.read_text()
+    said = training.said.read_text()
+    assert (tmp_path / "killed").exists()
+    resumed = CHECKPOINT_STEPS * (1 if when == "before" else 2)
+    assert f"resume     from step {resumed} " in said
+    assert losses(training) == losses(undisturbed)
+    check_same_weights(training, undisturbed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 2000, 100))
 def test_two_hundred_kills_lose_and_double_no_step(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.base.settings import kept_environment
+from muster.farm.worker.inbox import Line
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 #: Libraries; what made a fixture; what runs the others.
@@ -42,6 +43,12 @@ def test_each_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     with kept_environment():
         assert callable(runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"])
+
+
+def test_what_stands_for_a_workers_line_has_all_that_tasks_ask_of_one() -> None:
+    nobody = runpy.run_path(str(BENCHMARKS / "programs/ssvae_call.py"))["Nobody"]
+    asked = {name for name in [*vars(Line), *Line.__annotations__] if not name.startswith("_")}
+    assert asked and asked <= {*dir(nobody)}
 
 
 def test_one_table_has_the_goals_of_all_that_were_run(tmp_path: Path) -> None:

@@ -153,6 +153,15 @@ def test_an_exit_code_and_a_killed_rank_are_told(tmp_path: Path, muster_cli: Mus
     assert "rank 1 ended because of it (stopped)" in done.stderr
 
 
+def test_what_a_rank_raises_is_told_when_it_has_closed_its_output(
+    tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    write(tmp_path, PLAIN + "everybody('up')\nos.close(1)\nos.close(2)\nif rank: 1 / 0\n")
+    done = muster_cli("run", "--devices", "cpu:2", "train.py")
+    assert done.returncode == 1
+    assert "rank 1 of 2 failed: ZeroDivisionError: division by zero" in done.stderr
+
+
 GRANDCHILDREN = (
     PLAIN
     + """

@@ -91,16 +91,6 @@ def test_a_worker_that_exits_ends_with_its_code_and_what_it_has_registered(
         server.kill()
 
 
-@pytest.mark.parametrize(
-    ("value", "code"), [(None, 0), (0, 0), (3, 3), (True, 1), (-1, 255), ("why", 1)]
-)
-def test_the_code_of_an_exit_is_pythons(
-    value: object, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ray_fork._code_of(SystemExit(value)) == code
-    assert capsys.readouterr().err == ("why\n" if value == "why" else "")
-
-
 def test_without_anybody_who_forks_it_becomes_what_was_meant_to_start(
     place: str, tmp_path: Path
 ) -> None:

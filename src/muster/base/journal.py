@@ -78,7 +78,7 @@ class Tail:
         self._path = path
         self._hear = hear
         self._hidden_from = hidden_from
-        self._rest = b""
+        self._rest: list[bytes] = []
         size = path.stat().st_size if path.exists() else 0
         self._position = size if start is None else start
         self.start = self._position
@@ -86,12 +86,26 @@ class Tail:
     def read(self, *, is_last: bool = False) -> None:
         """Hand on the whole lines since the last call; ``is_last``: also one without an end."""
         while data := self._new():
-            *lines, self._rest = (self._rest + data).split(b"\n")
+            if b"\n" not in data:
+                self._keep(data)
+                continue
+            *lines, rest = b"".join((*self._rest, data)).split(b"\n")
+            self._rest = []
+            self._keep(rest)
             for line in lines:
                 self._hear(_text(line))
-        if is_last and self._rest:
-            self._hear(_text(self._rest))
-            self._rest = b""
+        if is_last and (rest := b"".join(self._rest)):
+            self._rest = []
+            self._hear(_text(rest))
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what may be the begin of a line, in parts: a program may print megabytes without an
+        end. Of a progress bar, which writes over what it has written, only the last counts.
+        """
+        seen_from = data.rstrip(b"\r").rfind(b"\r")
+        if seen_from >= 0 or (self._rest and self._rest[-1].endswith(b"\r") and data.strip(b"\r")):
+            self._rest, data = [], data[max(0, seen_from) :]
+        self._rest.append(data)
 
     def skip_to(self, position: int) -> None:
         """Hear what is left before ``position``, then go on from there."""

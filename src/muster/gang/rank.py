@@ -7,19 +7,15 @@ under ``python PROGRAM ARGS…``: its own ``sys.argv``, ``sys.path`` and ``__mai
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
-import gc
 import importlib
 import importlib.util
-import io
 import json
 import os
 import runpy
 import signal
 import sys
-import threading
 import time
 import traceback
 import zipfile
@@ -29,6 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from muster.base.codec import write_json
+from muster.base.forked import run_and_leave
 from muster.base.reaper import die_with_parent
 from muster.gang.beacon import HeartbeatSender
 from muster.gang.topology import Topology, read_topology
@@ -36,7 +33,6 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
-_FLUSH_S = 10.0
 #: Kept, because the interpreter empties a module that nothing refers to.
 _REPLACED_MAIN: list[ModuleType] = []
 
@@ -54,40 +50,9 @@ def main(argv: list[str]) -> int:
 
 
 def become_and_leave(argv: list[str]) -> NoReturn:
-    """Be a rank, in a process that was forked for it and already ends with its parent.
-
-    It ends as forked processes of multiprocessing do, with its threads joined and its exit
-    functions called: taking down all that was imported would last as long as importing it.
-    """
+    """Be a rank, in a process that was forked for it and already ends with its parent."""
     folder, _, kind, program, *args = argv
-    code: Any = 1
-    try:
-        code = run(RunFolder(Path(folder)), kind, program, args)
-    except SystemExit as leaving:
-        code = leaving.code
-        if not isinstance(code, int | None):
-            sys.stderr.write(f"{code}\n")
-            code = 1
-    finally:
-        try:
-            with contextlib.suppress(Exception):
-                threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
-                atexit._run_exitfuncs()
-            # Beside, because a pipe may be full that nobody reads any more.
-            flusher = threading.Thread(target=_flush_files, daemon=True)
-            flusher.start()
-            flusher.join(_FLUSH_S)
-        finally:
-            os._exit((code or 0) & 0xFF)
-
-
-def _flush_files() -> None:
-    """Write out what files that were opened in this process still hold, as the interpreter would at
-    its end; those from before the fork are frozen, and not looked at."""
-    opened = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]
-    for stream in (*opened, sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, only read, or a class of the user's
-            stream.flush()
+    run_and_leave(lambda: run(RunFolder(Path(folder)), kind, program, args))
 
 
 def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
@@ -195,14 +160,16 @@ def _give_account(error: BaseException, folder: RunFolder, topology: Topology) -
         "message": _message(error),
         "frames": lines,
         "time_s": now_s,
-        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
-        "log_start": os.fstat(2).st_size,
     }
+    with contextlib.suppress(OSError):  # the program may have closed it
+        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
+        record["log_start"] = os.fstat(2).st_size
     with contextlib.suppress(OSError):  # a full disk: the log may still hold it
         write_json(folder.rank_error(topology.rank), record)
     error.__traceback__ = trace
-    sys.excepthook(type(error), error, trace)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.excepthook(type(error), error, trace)
+        sys.stderr.flush()
 
 
 def _message(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from muster.base.codec import read_json
 from muster.base.errors import SetupError
+from muster.rank.sync import modules_with_extra_state
 
 EXTRA, MANIFEST = "extra.json", "manifest.json"
 METADATA = ".metadata"
@@ -145,6 +146,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
+def model_scalars(model: nn.Module) -> dict[str, Any]:
+    """What modules keep that is no tensor, by its name: the values of their ``get_extra_state``."""
+    values = model.state_dict(keep_vars=True).items()
+    return {name: value for name, value in values if not isinstance(value, Tensor)}
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The tensors of the optimizer's state, by parameter and entry."""
     names = _names(model)
@@ -193,15 +200,27 @@ def load_state(
     with torch.no_grad():
         plain = {name: tensor.detach() for name, tensor in targets.items()}
         read_tensors(checkpoint, plain, process_group=group)
+    _set_extra_states(checkpoint, model, plain)
     if optimizer is not None:
         _give_back(model, optimizer, plain, scalars)
 
 
+def _set_extra_states(checkpoint: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    keeping = modules_with_extra_state(model)
+    scalars = read_extra(checkpoint).get("model_scalars", {}) if keeping else {}
+    for name, module in keeping:
+        if (tensor := tensors.get(_MODEL + name)) is not None:
+            module.set_extra_state(tensor)
+        elif name in scalars:
+            module.set_extra_state(scalars[name])
+
+
 def _room(owner: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    if shape == torch.Size([]):  # a count of steps, which torch takes to where it belongs
+        return torch.zeros(shape, dtype=dtype)
     if shape == owner.shape:  # and laid out as it is: fused optimizers go through memory as it lies
         return torch.zeros_like(owner.detach(), dtype=dtype)
-    device = "cpu" if shape == torch.Size([]) else owner.device
-    return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=owner.device)
 
 
 def _give_back(
@@ -224,6 +243,12 @@ def _give_back(
         if names[parameter] in state
     }
     optimizer.load_state_dict(record)
+    # torch gives entries the type of their parameter; wide ones and whole numbers would be rounded.
+    for parameter, entries in optimizer.state.items():
+        for entry, value in entries.items():
+            exact = state[names[parameter]][entry]
+            if isinstance(value, Tensor) and value.dtype != exact.dtype:
+                entries[entry] = exact.to(value.device)
 
 
 def _names(model: nn.Module) -> dict[Tensor, str]:

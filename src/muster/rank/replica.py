@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import SetupError, TargetError, UsageError
 from muster.rank.precision import Precision
 from muster.rank.process_group import NOTHING, Gang
 from muster.rank.sync import GradientSync, check_identical, share_buffers, share_parameters
@@ -79,6 +79,9 @@ class Replica(ABC):
 
     def release_others(self) -> None:  # noqa: B027
         """Join the collectives that the others wait in, after this rank's backward has failed."""
+
+    def check_complete(self) -> None:  # noqa: B027
+        """TargetError where the last backward has not added up all gradients."""
 
     def renew(self) -> None:  # noqa: B027
         """Forget the step that was cut short, after ``release_others`` on any rank."""
@@ -189,6 +192,20 @@ class DistributedReplica(Replica):
 
     def release_others(self) -> None:
         self._sync.finish_empty()
+
+    def check_complete(self) -> None:
+        if not self._sync.is_incomplete:
+            return
+        self.release_others()  # they would wait for the watchdog
+        named = self.bare.named_parameters()
+        unused = [name for name, each in named if each.requires_grad and each.grad is None]
+        raise TargetError(
+            f"The loss of a step did not use {', '.join(unused[:3])}"
+            f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}, which the loss before "
+            "the first step did: the gradients of all ranks cannot be added up.",
+            hint="write skips_parameters = True in the class of the task: torch then looks for "
+            "unused parameters at every step.",
+        )
 
     def communication_started_s(self) -> float | None:
         return self._sync.last_start_s

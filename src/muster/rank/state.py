@@ -6,6 +6,7 @@ code that made it, the loss scaling. What a model or an agent has beside these i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muster.base.code import Code
+from muster.base.codec import to_json
+from muster.base.errors import TargetError
 from muster.rank.checkpoint import (
     CheckpointWriter,
     Snapshot,
@@ -27,6 +30,7 @@ from muster.rank.checkpoint import (
 )
 from muster.rank.checkpoint_files import (
     load_state,
+    model_scalars,
     model_tensors,
     optimizer_scalars,
     optimizer_tensors,
@@ -40,6 +44,8 @@ from muster.rank.task import check_code
 from muster.run.folder import RunFolder
 
 Say = Callable[[str], None]
+#: Entries of a parameter group that are made or set by every start.
+_SET_ANEW = ("params", "param_names", "lr", "initial_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,7 @@ class State:
         self._start = start
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._readers = readers
+        self._made = [_kept_values(group) for group in optimizer.param_groups]
         self._writer = CheckpointWriter(
             start.folder.checkpoints,
             rank=start.gang.rank,
@@ -123,7 +130,9 @@ class State:
             "progress": dataclasses.asdict(progress),  # a copy: it is written later
             "code": self._start.code,
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+            "model_scalars": model_scalars(self._model),
             "optimizer_scalars": optimizer_scalars(self._model, self._optimizer),
+            "optimizer_groups": self._changed_groups(),
             "num_ranks": self._start.gang.num_ranks,
             **extra,
         }
@@ -139,6 +148,10 @@ class State:
         """Bring model, optimizer and loss scaling to what ``newest_state`` has found."""
         scalars = extra["optimizer_scalars"]
         load_state(checkpoint, self._model, self._optimizer, scalars, self._readers)
+        for group, values in zip(
+            self._optimizer.param_groups, extra.get("optimizer_groups", ()), strict=False
+        ):
+            group.update(values)
         if self._scaler is not None and extra.get("scaler"):
             self._scaler.load_state_dict(extra["scaler"])
         if self._start.gang.is_first:
@@ -155,11 +168,59 @@ class State:
             load_state(step_folder(folder, step), self._model, None, {}, self._readers)
         return step
 
+    def check_kept(self) -> None:
+        """TargetError where a module or the optimizer keeps what no checkpoint holds.
+
+        Call it after the first step: an optimizer makes its state there.
+        """
+        who = type(self._optimizer).__name__
+        kept = [
+            *optimizer_scalars(self._model, self._optimizer).values(),
+            *self._changed_groups(),
+        ]
+        told = {f"{who} keeps {entry}": value for each in kept for entry, value in each.items()}
+        told |= {f"the model keeps {n}": value for n, value in model_scalars(self._model).items()}
+        for what, value in told.items():
+            try:
+                to_json(value)
+            except (TypeError, ValueError):
+                raise TargetError(
+                    f"{what}, a {type(value).__name__}, which no checkpoint can hold: a training "
+                    "that is resumed would differ.",
+                    hint="checkpoints hold tensors by name, and numbers, texts, lists and dicts of "
+                    "them.",
+                ) from None
+
+    def _changed_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer has changed in its parameter groups. What it was made with is made
+        anew by a start, which may have other settings.
+        """
+        return [
+            {
+                name: value
+                for name, value in _kept_values(group).items()
+                if not _is_same(made.get(name), value)
+            }
+            for group, made in zip(self._optimizer.param_groups, self._made, strict=True)
+        ]
+
     def _tensors(self) -> dict[str, Tensor]:
         return {
             **model_tensors(self._model),
             **optimizer_tensors(self._model, self._optimizer),
         }
+
+
+def _kept_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in a parameter group beside its parameters and the rate, which every step sets."""
+    rest = {name: value for name, value in group.items() if name not in _SET_ANEW}
+    return copy.deepcopy(rest)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 # No postponed annotations here: DistributedDataParallel reads those of its hook as objects.
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.process_group import Council
+
+_EXTRA_STATE = "_extra_state"  # as torch has it in a state_dict
 
 
 class Marks:
@@ -114,12 +117,19 @@ class GradientSync:
         # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
         # buckets at its end.
         work = dist.all_reduce(buffer, async_op=True)
-        future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+        # Complex numbers travel as pairs of real ones, and DDP wants its own buffer back.
+        result = (lambda _: buffer) if buffer.is_complex() else _first
+        future: torch.futures.Future[Tensor] = work.get_future().then(result)
         return future
 
     def begin(self) -> None:
         """Prepare for a backward that synchronises."""
         self.num_started = 0
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the last backward has left buckets for which the others wait."""
+        return self.num_started < len(self._layout)
 
     def finish_empty(self) -> None:
         """Take part with zeros in the collectives of this backward that are still to come."""
@@ -146,7 +156,7 @@ def share_buffers(buffers: Iterable[Tensor]) -> None:
     with torch.no_grad():
         for group in by_type.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in group])
-            dist.broadcast(flat, src=0)
+            dist.broadcast(flat.view(torch.uint8), src=0)  # gloo knows few types by their names
             start = 0
             for buffer in group:
                 buffer.copy_(flat[start : start + buffer.numel()].view_as(buffer))
@@ -201,12 +211,26 @@ def check_identical(parameters: Mapping[str, Tensor], council: Council, when: st
 
 
 @contextmanager
-def restored(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Put ``buffers`` back as they were, after a forward that must leave no trace."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
+def restored(model: nn.Module) -> Iterator[None]:
+    """Put the buffers and the extra state of ``model`` back as they were, after a forward that must
+    leave no trace.
+    """
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    extra = [(m, copy.deepcopy(m.get_extra_state())) for _, m in modules_with_extra_state(model)]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in kept:
                 buffer.copy_(value)
+        for module, state in extra:
+            module.set_extra_state(state)
+
+
+def modules_with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Those that keep something beside tensors, with its name in the state of ``model``."""
+    return [
+        (f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, module)
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]

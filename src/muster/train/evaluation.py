@@ -76,7 +76,7 @@ class Evaluator:
         try:
             with (
                 torch.no_grad(),
-                restored(model.buffers()),
+                restored(model),
                 self._precision.autocast(),
                 tried(self._task.score, is_sure=True),
             ):

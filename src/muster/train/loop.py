@@ -106,10 +106,12 @@ class ModelTrainer(Trainer):
             correction = window.planned / verdict.weight
             norm, used = update(work, correction, run.config.max_grad_norm)
         progress.advance(window.after, window.planned, applied=used)
-        if progress.attempts == 1 and not work.replica.is_sharded:
-            named = dict(work.replica.bare.named_parameters())
-            check_identical(named, run.gang.council, "after step 1")
-            run.state.reserve()
+        if progress.attempts == 1:
+            run.state.check_kept()
+            if not work.replica.is_sharded:
+                named = dict(work.replica.bare.named_parameters())
+                check_identical(named, run.gang.council, "after step 1")
+                run.state.reserve()
         meter.end_step(window.planned)
         if used:
             self._lines.add(run, lr_factor, norm)

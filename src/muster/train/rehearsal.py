@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -60,15 +60,35 @@ def find_example(
     return Batch(to_device(collate(found), device), len(found))
 
 
-def find_unused(task: Task, model: nn.Module, example: Batch, precision: Precision) -> list[str]:
-    """Names of parameters that the loss of ``example`` does not depend on. Leaves no trace."""
+class Gradients(NamedTuple):
+    """Names of parameters that a loss does not depend on, and whose gradients are sparse."""
+
+    unused: list[str]
+    sparse: list[str]
+
+
+def find_gradients(task: Task, model: nn.Module, example: Batch, precision: Precision) -> Gradients:
+    """Look at the gradients of ``example``. Leaves no trace."""
+    found = Gradients([], [])
     with _traceless(model):
         _forward_backward(task, model, example, precision)
-        return [
-            name
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and parameter.grad is None
-        ]
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                found.unused.append(name)
+            elif parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                found.sparse.append(name)
+    return found
+
+
+def sparse_refused(task: Task, sparse: list[str], num_ranks: int) -> TargetError | None:
+    """Why gradients of these cannot be added up over the ranks, if there are any."""
+    if num_ranks == 1 or not sparse:
+        return None
+    return TargetError(
+        f"{type(task).__name__}.loss gives sparse gradients to {', '.join(sparse)}, which are not "
+        f"added up over {num_ranks} ranks.",
+        hint="make the layer with sparse=False, or train on one device.",
+    )
 
 
 def find_flops(task: Task, model: nn.Module, example: Batch, precision: Precision) -> float | None:
@@ -96,7 +116,7 @@ def find_kept(task: Task, model: nn.Module, few: Batch, more: Batch, precision: 
 
 @contextmanager
 def _traceless(model: nn.Module) -> Iterator[None]:
-    with Untouched(), restored(model.buffers()):
+    with Untouched(), restored(model):
         model.train()
         yield
         model.zero_grad(set_to_none=True)
@@ -129,7 +149,7 @@ def rehearse(work: Work, council: Council) -> None:
         before = replica.num_collectives()
         with ExitStack() as stack:
             stack.enter_context(Untouched())
-            stack.enter_context(restored(replica.buffers))
+            stack.enter_context(restored(replica.bare))
             replica.wrapped.train()
             with replica.synchronised(True):
                 with work.precision.autocast():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from muster.base.errors import TargetError, UsageError
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops, remembered_micro_batch
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
-from muster.rank.replica import make_replica, resolve_strategy
+from muster.rank.replica import Replica, make_replica, resolve_strategy
 from muster.rank.seeding import (
     STEP,
     DataOrder,
@@ -27,7 +28,7 @@ from muster.rank.seeding import (
     use_deterministic,
 )
 from muster.rank.state import Say, Start, State, newest_state, seed_model
-from muster.rank.task import check_gives
+from muster.rank.task import check_gives, name_of, raise_together
 from muster.run.folder import RunFolder
 from muster.train.config import BatchPlan, Contract, TrainConfig, agree_on_contract
 from muster.train.evaluation import Evaluator
@@ -43,12 +44,14 @@ from muster.train.feed import (
 )
 from muster.train.progress import Limits, Progress
 from muster.train.rehearsal import (
+    Gradients,
     find_example,
     find_flops,
+    find_gradients,
     find_kept,
-    find_unused,
     rehearse,
     rehearse_end,
+    sparse_refused,
 )
 from muster.train.step import Work
 from muster.train.task import Split, Task
@@ -142,8 +145,9 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     _say_batchnorm(model, gang, plan, config, say)
     _say_randomness(model, dataset, num_samples, gang, say)
     example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
-    own = [] if is_sharded else find_unused(task, model, example, precision)
-    unused = sorted({name for names in council.gather(own) for name in names})
+    own = Gradients([], []) if is_sharded else find_gradients(task, model, example, precision)
+    unused = sorted({name for names in council.gather(own.unused) for name in names})
+    raise_together(council, sparse_refused(task, own.sparse, gang.num_ranks))
     if unused and gang.num_ranks > 1:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         say(
@@ -158,9 +162,10 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
             kept = find_kept(task, model, example, more, precision)
     if config.compile:
         model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
-    replica = make_replica(strategy, model, gang, precision, has_unused=bool(unused))
+    has_unused = bool(unused) or task.skips_parameters
+    replica = make_replica(strategy, model, gang, precision, has_unused=has_unused)
     optimizer = task.optimizer(replica.bare, contract.lr, config.weight_decay)
-    check_gives(task.optimizer, optimizer, Optimizer)
+    _check_optimizer(task, optimizer, replica)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     work = Work(
@@ -248,6 +253,28 @@ def _build(task: Task, name: str) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise TargetError(f"{name}.model() has no parameter that can be trained.")
     return model
+
+
+def _check_optimizer(task: Task, optimizer: Any, replica: Replica) -> None:
+    """TargetError for an optimizer that a step of ours could not call, or a checkpoint not keep."""
+    check_gives(task.optimizer, optimizer, Optimizer)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TargetError(
+            f"{name_of(task.optimizer)} gave {type(optimizer).__name__}, whose step needs a "
+            "closure that computes the loss several times; here it is computed once, on all ranks.",
+            hint="use an optimizer whose step() needs no argument.",
+        )
+    known = set(map(id, replica.parameters))
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            if id(each) not in known:
+                raise TargetError(
+                    f"{name_of(task.optimizer)} has a parameter of shape {tuple(each.shape)} that "
+                    "is not the model's: its gradients would not be added up over the ranks, and "
+                    "no checkpoint would keep it.",
+                    hint="make it a parameter of the model, as in self.scale = nn.Parameter(…).",
+                )
 
 
 def _with_sync_batchnorm(model: nn.Module, gang: Gang) -> nn.Module:

@@ -141,6 +141,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
             work.backward(losses)
         part = losses.detach().sum()
         total = part if total is None else total + part
+    work.replica.check_complete()
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)
@@ -154,7 +155,7 @@ def _stand_in(work: Work, *, is_last: bool) -> None:
     meets = is_last or replica.is_sharded or replica.meets_in_forward
     if replica.gang.num_ranks == 1 or not meets:
         return
-    with restored(work.replica.buffers), work.replica.synchronised(is_last):
+    with restored(work.replica.bare), work.replica.synchronised(is_last):
         with work.precision.autocast():
             losses = work.task.loss(work.replica.wrapped, work.example.data)
             losses, _ = check_loss(losses, work.example.size, work.task)

@@ -57,6 +57,9 @@ class Task(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: Whether items of the training data are random; None: Muster looks at three of them.
     random_items: ClassVar[bool | None] = None
+    #: Whether the loss may leave out parameters in some steps, as a mixture of experts does; those
+    #: that it never uses are found by themselves.
+    skips_parameters: ClassVar[bool] = False
     #: The metric that decides about the best model and patience, and which way is better.
     monitor: ClassVar[str] = "loss"
     better: ClassVar[Literal["lower", "higher"]] = "lower"

@@ -26,11 +26,12 @@ from muster.rank.process_group import Gang, joined
 from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_strategy
 from muster.rank.seeding import DataOrder, Position
 from muster.rank.state import seed_model
+from muster.rank.task import raise_together
 from muster.run.folder import RunFolder
 from muster.train.config import BatchPlan, TrainConfig, plan_batches
 from muster.train.feed import Feed, Fetcher, check_dataset, open_dataset
 from muster.train.feed import draws_random_numbers as draws
-from muster.train.rehearsal import find_example, find_unused, rehearse
+from muster.train.rehearsal import find_example, find_gradients, rehearse, sparse_refused
 from muster.train.step import Work, accumulate
 from muster.train.task import Task, make_task
 
@@ -132,10 +133,12 @@ def verify(
         )
     ]
     model = fresh()
-    own = find_unused(task, model, example, exact)
-    unused = sorted({n for names in gang.council.gather(own) for n in names})
+    own = find_gradients(task, model, example, exact)
+    unused = sorted({n for names in gang.council.gather(own.unused) for n in names})
+    raise_together(gang.council, sparse_refused(task, own.sparse, gang.num_ranks))
     if gang.num_ranks > 1:
-        replica = make_replica(strategy, model, gang, exact, has_unused=bool(unused))
+        has_unused = bool(unused) or task.skips_parameters
+        replica = make_replica(strategy, model, gang, exact, has_unused=has_unused)
         even = plan.with_micro_batch(max(plan.per_rank(plan.global_batch)))
         label = f"{gang.num_ranks} ranks ({strategy})"
         findings.append(_compare(label, reference, gradients(replica, even, gang.rank)))

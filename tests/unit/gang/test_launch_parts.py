@@ -6,10 +6,14 @@ import importlib.util
 import signal
 import subprocess
 import sys
+import tracemalloc
 import types
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.api.start.options import GangOptions
 from muster.base.errors import UsageError
@@ -109,6 +113,41 @@ def test_a_tail_hears_whole_lines_and_hides_tracebacks(tmp_path: Path) -> None:
         log.write(b"again, without end")
     tail.read(is_last=True)
     assert heard[-1] == "again, without end"
+
+
+@pytest.mark.parametrize("text", ["\rstep {:07}", "step {:07}\r"])
+def test_a_progress_bar_without_an_end_is_not_kept(text: str, tmp_path: Path) -> None:
+    path, heard = tmp_path / "log", list[str]()
+    tail = Tail(path, heard.append)
+    tracemalloc.start()
+    with path.open("w", buffering=1 << 16) as log:
+        for first in range(0, 10_000, 10):
+            log.writelines(text.format(step) * 100 for step in range(first, first + 10))
+            log.flush()
+            tail.read()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        log.write("\n")
+    tail.read()
+    assert heard == ["step 0009999"]
+    assert kept < path.stat().st_size / 20
+
+
+@given(st.lists(st.text("ab\r\n", max_size=5), max_size=8))
+def test_a_line_is_the_same_however_it_comes(parts: list[str]) -> None:
+    def lines_of(pieces: list[str]) -> list[str]:
+        heard = list[str]()
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "log")
+            tail = Tail(path, heard.append)
+            for piece in pieces:
+                with path.open("ab") as log:
+                    log.write(piece.encode())
+                tail.read()
+            tail.read(is_last=True)
+        return heard
+
+    assert lines_of(parts) == lines_of(["".join(parts)])
 
 
 def test_the_last_lines_of_a_log(tmp_path: Path) -> None:

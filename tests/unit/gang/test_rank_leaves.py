@@ -45,3 +45,25 @@ def test_what_open_files_hold_is_written(ending: str, tmp_path: Path) -> None:
     assert done.stdout == "printed"
     written = [(tmp_path / name).read_text() for name in ("text.txt", "raw.bin", "log.txt")]
     assert written == ["text", "raw", "logged\n"]
+
+
+def left(ending: str) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from muster.base.forked import run_and_leave\n"
+    return subprocess.run(
+        [sys.executable, "-c", f"{program}run_and_leave(lambda: {ending})"],
+        capture_output=True, check=False, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("None", 0), ("0", 0), ("3", 3), ("True", 1), ("-1", 255), ("256", 0), ("'why'", 1)],
+)
+def test_the_code_of_an_exit_is_pythons(ending: str, code: int) -> None:
+    done = left(f"sys.exit({ending})")
+    assert (done.returncode, done.stderr) == (code, "why\n" if "why" in ending else "")
+
+
+def test_an_exception_that_nobody_takes_is_shown() -> None:
+    done = left("1 / 0")
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
 from muster.rank.seeding import MODEL, DataOrder, mix, seed_everything
 from muster.train.task import Loss, Task
@@ -42,7 +41,9 @@ def train_plainly(
     seed_everything(mix(seed, MODEL))
     model = task.model()
     data: Any = task.dataset("train")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+    if type(task).optimizer is not Task.optimizer:
+        optimizer = task.optimizer(model, lr, weight_decay)
     per_epoch = math.ceil(len(data) / global_batch)
     warmup, total = round(warmup_epochs * per_epoch), per_epoch * epochs
     losses, seen, lrs, norms = [], [], [], []
@@ -56,7 +57,7 @@ def train_plainly(
                 rate = min_lr + (lr - min_lr) * (1 + math.cos(turn)) / 2
             chosen = order[step * global_batch : (step + 1) * global_batch]
             samples = [data[index] for index in chosen]
-            batch = default_collate([sample for sample in samples if sample is not None])
+            batch = task.collate([sample for sample in samples if sample is not None])
             raw = task.loss(model, batch)
             loss = raw.total / raw.weight if isinstance(raw, Loss) else raw.mean()
             optimizer.zero_grad()

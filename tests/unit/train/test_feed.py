@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.train.toy_tasks import Toy
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from muster.train.feed import Fetcher, Order, _is_plain, to_device
+from muster.rank.seeding import DataOrder, Position
+from muster.train.batches import BatchPlan
+from muster.train.feed import Feed, Fetcher, Order, _is_plain, to_device
 from muster.train.task import Task
 
 TABLE = TensorDataset(torch.randn(20, 3, 2), torch.arange(20), torch.rand(20) > 0.5)
@@ -115,3 +117,26 @@ def test_a_batch_is_a_copy() -> None:
     x, *_ = fetch(TABLE, Toy(), [4])
     x.zero_()
     assert TABLE.tensors[0][4].abs().sum() > 0
+
+
+@pytest.mark.parametrize(("width", "fetched"), [(4, 17), (4000, 5)])
+def test_small_batches_are_fetched_in_longer_rows(width: int, fetched: int) -> None:
+    """The first, whose size decides, and a row; the order is the same either way."""
+    seen: list[int] = []
+
+    class Noting(Dataset[Any]):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            seen.append(index)
+            return torch.full((width,), float(index))
+
+        def __len__(self) -> int:
+            return 100
+
+    order = DataOrder(100, seed=0)
+    fetcher = Fetcher(Noting(), torch.stack, 0, is_random=False)  # type: ignore[arg-type]
+    feed = Feed(fetcher, order, 0, torch.device("cpu"))
+    plan = BatchPlan(global_batch=2, micro_batch=2, accumulation=1, shares=(1.0,))
+    feed.at(Position(0, 0), plan)
+    taken = [int(row[0]) for _ in range(2) for row in feed.take().data]
+    assert len(seen) == 2 * fetched
+    assert taken == order.indices(0, 0, 4)

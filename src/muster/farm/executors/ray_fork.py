@@ -135,9 +135,10 @@ def _has_failed(begun_s: dict[int, float]) -> bool:
 
 def _become(told: list[str], numbers: list[int]) -> None:
     """Be the worker, as if it had been started with these words."""
-    import atexit
-    import contextlib
     import runpy
+
+    from muster.base.forked import run_and_leave
+    from muster.base.settings import replace_environment
 
     folder, count, *rest = told
     words, variables = rest[: int(count)], rest[int(count) :]
@@ -145,31 +146,14 @@ def _become(told: list[str], numbers: list[int]) -> None:
         os.dup2(number, to)
         os.close(number)
     os.chdir(folder)
-    os.environ.clear()
-    for variable in variables:
-        name, _, value = variable.partition("=")
-        os.environ[name] = value
+    replace_environment(dict(each.split("=", 1) for each in variables))
     sys.argv[:] = words
     sys.path[0] = os.path.dirname(words[0])
-    code = 0
-    try:
+
+    def work() -> None:
         runpy.run_path(words[0], run_name="__main__")
-    except SystemExit as end:
-        code = _code_of(end)
-    # What a Python does at its end, but for its imports, which the process that forks has made.
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
-
-def _code_of(end: SystemExit) -> int:
-    """As Python has it: a text is said, and is a failure."""
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 0xFF
-    sys.stderr.write(f"{end.code}\n")
-    return 1
+    run_and_leave(work)
 
 
 if __name__ == "__main__":
