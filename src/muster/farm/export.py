@@ -23,11 +23,11 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.reaper import die_with_parent
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.rows import (
+from muster.farm.rows import blocks
+from muster.farm.table import (
     TEXT,
     OtherColumns,
     batches,
-    blocks,
     cells,
     check_columns,
     columns,

@@ -11,7 +11,7 @@ import pytest
 from muster.farm.canonical import encode, payload_and_key
 from muster.farm.export import export, refresh
 from muster.farm.ledger.store import Ledger
-from muster.farm.rows import OtherColumns, batches
+from muster.farm.table import OtherColumns, batches
 from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
