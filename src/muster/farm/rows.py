@@ -5,15 +5,16 @@ what muster says about it. ``table`` makes columns of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from muster.base.shown_text import shown_line
 from muster.farm import canonical
-from muster.farm.canonical import short_key
+from muster.farm.canonical import KEY_BYTES, short_key
 from muster.farm.decisions import REASONS
-from muster.farm.ledger.queries import Columns
+from muster.farm.ledger.columns import Columns, Plain
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
@@ -43,21 +44,43 @@ _WITH_RESULT = frozenset({TaskState.DONE, TaskState.STOPPED})
 _FINAL = frozenset(state for state in TaskState if state.is_final)
 #: After these, where attempts of more than one code are in the run: which one it was.
 _CODE, _CODE_DIGITS = "code", 8
+_KEY_DIGITS = 12
 #: And where a search began tasks with the checkpoints of others: with whose.
 _ORIGIN = "from_task"
 #: Parameters, metrics, and what muster says, of one task.
 Row = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+#: Parameters and metrics, a line of JSON for each task.
+Lines = tuple[bytes, bytes]
+#: What makes lists of these.
+Parts = tuple[Callable[[], list[dict[str, Any]]], Callable[[], list[dict[str, Any]]]]
 
 
-class Block(NamedTuple):
+class Block:
     """Some tasks that follow each other: parameters and metrics of each, and by column what muster
     says about them. ``is_json``: none of these is a value that JSON lacks.
+
+    ``lines``: of some blocks parameters and metrics as they are stored, in two texts of a line for
+    each task. Whoever reads these needs no others, which are made when they are asked for.
     """
 
-    params: list[dict[str, Any]]
-    metrics: list[dict[str, Any]]
-    system: dict[str, list[Any]]
-    is_json: bool
+    def __init__(
+        self, system: dict[str, list[Any]], make: Parts, *, is_json: bool, lines: Lines | None
+    ) -> None:
+        self.system = system
+        self.is_json = is_json
+        self.lines = lines
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.system["task"])
+
+    @cached_property
+    def params(self) -> list[dict[str, Any]]:
+        return self._make[0]()
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._make[1]()
 
 
 def rows(folder: RunFolder) -> Iterator[Row]:
@@ -76,17 +99,62 @@ def blocks(folder: RunFolder) -> Iterator[Block]:
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         origins = {number: short_key(key) for number, key in ledger.origins().items()}
-        for chunk in _light(ledger.whole(_CHUNK)):
-            of: Any = SimpleNamespace(**chunk)
-            system = _system(folder, of)
-            if origins:
-                system[_ORIGIN] = [origins.get(number) for number in of.task_id]
-            metrics = _metrics(folder, of.key, of.state, of.value)
-            texts = [*of.payload, *filter(None, of.value)]
-            # A text of a command that becomes a number may be one that JSON lacks.
-            is_plain = not numbers and not _is_in_files(chunk)
-            is_json = is_plain and canonical.TAG not in b",".join(texts)
-            yield Block(_params(of.target, of.payload, numbers), metrics, system, is_json)
+        for some in ledger.whole(_CHUNK):
+            if isinstance(some, Plain):
+                yield _plain_block(some, numbers, origins)
+                continue
+            for chunk in _light(iter([some])):
+                yield _block(folder, chunk, numbers, origins)
+
+
+def _plain_block(plain: Plain, numbers: frozenset[str], origins: dict[int, str]) -> Block:
+    num, keys = len(plain.task_ids), plain.keys.lower()
+    nothing, shown = [None] * num, shown_line(plain.target)
+    system: dict[str, list[Any]] = {
+        "task": [keys[at : at + _KEY_DIGITS] for at in range(0, len(keys), 2 * KEY_BYTES)],
+        "target": [shown] * num,
+        "state": ["done"] * num,
+        "attempts": [1] * num,
+        "seconds": list(plain.seconds),
+        "device": list(plain.devices),
+        "peak_mib": list(plain.peak_mib),
+        "folder": nothing,
+        "error": nothing,
+        _CODE: [code and code[:_CODE_DIGITS] for code in plain.codes],
+    }
+    if origins:
+        system[_ORIGIN] = [origins.get(number) for number in plain.task_ids]
+    is_json = not (numbers or canonical.TAG in plain.payloads or canonical.TAG in plain.values)
+    return Block(
+        system,
+        (
+            lambda: _params([plain.target] * num, plain.payloads.split(b"\n"), numbers),
+            lambda: canonical.decode_all(plain.values.split(b"\n")),
+        ),
+        is_json=is_json,
+        lines=(plain.payloads, plain.values) if is_json else None,
+    )
+
+
+def _block(
+    folder: RunFolder, chunk: Columns, numbers: frozenset[str], origins: dict[int, str]
+) -> Block:
+    of: Any = SimpleNamespace(**chunk)
+    system = _system(folder, of)
+    if origins:
+        system[_ORIGIN] = [origins.get(number) for number in of.task_id]
+    texts = [*of.payload, *filter(None, of.value)]
+    # A text of a command that becomes a number may be one that JSON lacks.
+    is_plain = not numbers and not _is_in_files(chunk)
+    return Block(
+        system,
+        (
+            partial(_params, of.target, of.payload, numbers),
+            partial(_metrics, folder, of.key, of.state, of.value),
+        ),
+        is_json=is_plain and canonical.TAG not in b",".join(texts),
+        lines=None,
+    )
 
 
 def _light(chunks: Iterator[Columns]) -> Iterator[Columns]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.json as pa_json
 
 from muster.farm import canonical
-from muster.farm.rows import SYSTEM, Block, blocks, further_names, looked_at
+from muster.farm.rows import SYSTEM, Block, Lines, blocks, further_names, looked_at
 from muster.run.folder import RunFolder
 
 FLOAT, TEXT, BOOL, WHOLE = pa.float64(), pa.string(), pa.bool_(), pa.int64()
 _KINDS = {float: FLOAT, str: TEXT, bool: BOOL, int: WHOLE}
 #: Tasks that are written at once, or fewer that are larger than this.
 _BATCH, _BATCH_BYTES = 20_000, 2**24
+#: Of a task's columns those that its user has named.
+PARTS = ("param", "metric")
 
 
 class Column(NamedTuple):
@@ -45,14 +48,14 @@ def columns(folder: RunFolder, *, by_some: bool = False) -> dict[str, Column]:
     """
     seen: dict[tuple[str, str], pa.DataType | None] = {}
     for number, looked in enumerate(looked_at(folder, by_some=by_some)):
-        for part, found in zip(("param", "metric"), looked, strict=True):
+        for part, found in zip(PARTS, looked, strict=True):
             for name in dict.fromkeys(itertools.chain.from_iterable(found)):
                 if by_some and number and (part, name) not in seen:
                     return columns(folder)  # the order of the columns is that of all tasks
                 own = [row[name] for row in found if name in row]
                 seen[part, name] = widen_by_all(seen.get((part, name)), own)
     table: dict[str, Column] = {}
-    for part in ("param", "metric"):
+    for part in PARTS:
         for (owner, name), kind in seen.items():
             if owner == part:
                 column = canonical.escape_surrogates(name)
@@ -173,15 +176,84 @@ def batches(
     schema = pa.schema([(name, column.kind) for name, column in table.items()])
     sources = list(table.values())
 
+    read = readers_of_lines(sources)
+
     def stream() -> Iterator[pa.RecordBatch]:
         for block in blocks(folder):
-            values = [cells(block, column, None) for column in sources]
-            if by_some:
-                check_columns(block, sources, values, None)
-            arrays = [_array(*one) for one in zip(values, schema.types, strict=True)]
+            found = None if read is None or block.lines is None else read(block.lines)
+            if found is not None:
+                arrays = [
+                    found[column.part, column.name]
+                    if column.part in PARTS
+                    else _array(block.system[column.name], column.kind)
+                    for column in sources
+                ]
+            else:
+                values = [cells(block, column, None) for column in sources]
+                if by_some:
+                    check_columns(block, sources, values, None)
+                arrays = [_array(*one) for one in zip(values, schema.types, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return schema, _joined(stream())
+
+
+Cells = dict[tuple[str, str], pa.Array]
+#: Numbers from here on are whole ones that no column of them holds, or floats.
+_BEYOND = float(2**63)
+
+
+def readers_of_lines(table: Sequence[Column]) -> Callable[[Lines], Cells | None] | None:
+    """A function that has Arrow read parameters and metrics from lines of JSON, without an object
+    of Python for each. It gives what the values of each task would give, or None where some may
+    not be as the columns say: then they are to be looked at. None where a column is not simple.
+    """
+    fields: dict[str, list[tuple[str, pa.DataType]]] = {part: [] for part in PARTS}
+    for column in table:
+        if column.part in PARTS:
+            is_name = canonical.escape_surrogates(column.name) == column.name
+            if column.kind not in (WHOLE, FLOAT, TEXT, BOOL) or not is_name:
+                return None
+            fields[column.part].append((column.name, column.kind))
+    options = {
+        part: pa_json.ParseOptions(
+            explicit_schema=pa.schema(own), unexpected_field_behavior="error"
+        )
+        for part, own in fields.items()
+    }
+
+    def read(lines: Lines) -> Cells | None:
+        found: Cells = {}
+        for part, text in zip(PARTS, lines, strict=True):
+            num = text.count(b"\n") + 1
+            if b"\\ud" in text or text.count(b"{") != num:
+                return None
+            if not fields[part]:
+                if text.count(b"{}") != num:
+                    return None
+                continue
+            try:
+                rows = pa_json.read_json(
+                    pa.BufferReader(text),
+                    parse_options=options[part],
+                    read_options=pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+                )
+            except pa.ArrowInvalid:  # another name, or a value of another type
+                return None
+            for name, kind in fields[part]:
+                cells = rows.column(name).combine_chunks()
+                if len(cells) != num or (kind == FLOAT and _is_beyond(cells)):
+                    return None
+                found[part, name] = cells
+        return found
+
+    return read
+
+
+def _is_beyond(cells: pa.Array) -> bool:
+    """Whether a number may be a whole one that needs more than 64 bits, which Arrow rounds."""
+    numbers = cells.to_numpy(zero_copy_only=False)
+    return bool((abs(numbers) >= _BEYOND).any())
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
