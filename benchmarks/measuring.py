@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -42,6 +43,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     ordered, n = sorted(values), len(values)
     below = max(0, int(n / 2 - 0.98 * n**0.5) - 1)
     return ordered[below], ordered[n - 1 - below]
+
+
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """The slope of a straight line through the logarithms: 1 is linear."""
+    xs, ys = [math.log(x) for x in sizes], [math.log(y) for y in costs]
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    covered = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
+    return covered / sum((a - x) ** 2 for a in xs)
 
 
 _goals: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import goal, machine, table, write_json
+from measuring import exponent, goal, machine, table, write_json
 from muster.api.sweeps.housekeeping import write_status
 from muster.base.clock import Rhythm, SystemClock
 from muster.base.journal import Journal
@@ -484,14 +484,6 @@ def measure(size: Size) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- growth
-
-
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The slope of a straight line through the logarithms: 1 is linear."""
-    xs, ys = [math.log(x) for x in sizes], [math.log(y) for y in costs]
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    covered = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-    return covered / sum((a - x) ** 2 for a in xs)
 
 
 def cells(found: dict[str, Any]) -> list[str]:

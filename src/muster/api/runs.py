@@ -178,7 +178,7 @@ class Run:
         self.expect_tasks()
         import pyarrow as pa
 
-        from muster.farm.rows import batches
+        from muster.farm.table import batches
 
         schema, stream = batches(self.folder)
         return pa.Table.from_batches(stream, schema=schema)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -41,6 +42,7 @@ MAX_DEPTH = 80
 #: Without these orjson would write dataclasses and dates as something that does not come back.
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _OPTIONS | orjson.OPT_SORT_KEYS
+_LINE = _OPTIONS | orjson.OPT_APPEND_NEWLINE
 _MOST_JOINED = 2**24
 #: Where this is in an encoded text, it may hold what JSON lacks.
 TAG = b'"$'
@@ -78,9 +80,8 @@ def encode_canonical(value: object) -> bytes:
     return data
 
 
-def encode_json(value: object) -> bytes:
-    """`encode` of what has only values that JSON has, in a third of the time."""
-    return orjson.dumps(value, None, _OPTIONS)
+#: `encode` with the end of a line, of what has only values that JSON has: in a third of the time.
+encode_json_line: Callable[[object], bytes] = partial(orjson.dumps, option=_LINE)
 
 
 def decode(data: bytes) -> Any:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.reaper import die_with_parent
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.rows import (
+from muster.farm.rows import blocks
+from muster.farm.table import (
     TEXT,
     OtherColumns,
     batches,
-    blocks,
     cells,
     check_columns,
     columns,
@@ -187,21 +188,33 @@ def _export_tables(folder: RunFolder, *targets: Path) -> int:
 def _export_lines(folder: RunFolder, target: Path, by_some: bool) -> int:
     known, count = _num_tasks(folder), 0
     table = columns(folder, by_some=by_some)
-    sources = list(table.values())
+    names, sources = tuple(table), list(table.values())
     with replacing(target) as beside, beside.open("wb") as lines:
         for block in blocks(folder):
             by_column = [cells(block, column, _ABSENT) for column in sources]
             if by_some:
                 check_columns(block, sources, by_column, _ABSENT)
-            is_whole = not any(_ABSENT in column for column in by_column)
-            encode = canonical.encode_json if block.is_json else canonical.encode
-            for row in zip(*by_column, strict=True):
-                named = zip(table, row, strict=True)
-                found = named if is_whole else (at for at in named if at[1] is not _ABSENT)
-                lines.write(encode(dict(found)) + b"\n")
-            count += len(block.params)
+            lines.writelines(_lines(names, by_column, block.is_json))
+            count += len(block)
         _check_whole(count, known, target)
     return count
+
+
+def _lines(
+    names: Sequence[str], by_column: Sequence[Sequence[Any]], is_json: bool
+) -> Iterator[bytes]:
+    """A line for each row, without what a row has not. One at a time: to keep a thousand of them
+    and join them takes longer than to write each, for the memory that they come and go with.
+    """
+    # Without a step of Python's own for each.
+    rows: Iterator[dict[str, Any]] = map(
+        dict, map(zip, repeat(names), zip(*by_column, strict=True))
+    )
+    if any(_ABSENT in column for column in by_column):
+        rows = ({name: of[name] for name in of if of[name] is not _ABSENT} for of in rows)
+    if is_json:
+        return map(canonical.encode_json_line, rows)
+    return (canonical.encode(row) + b"\n" for row in rows)
 
 
 @contextmanager

@@ -107,6 +107,8 @@ class Listing:
         self._ledger = ledger
         self._count = FIRST_CHUNK
         self._num_listed = 0
+        # Whether all that is known of the ledger's tasks is that the plan begins with them.
+        self._is_beginning = plan.is_distinct and plan.total >= _LARGE_PLAN
         self.goes_on = False
         self.go_on()
 
@@ -130,13 +132,11 @@ class Listing:
         and then where the last of them take long.
         """
         before, num_new = self._num_listed, 0
-        if before == 0 and self._plan.is_distinct and self._plan.total >= _LARGE_PLAN:
-            self._ledger.forget_keys()
         end_s = time.monotonic() + _MOST_S
         while self.goes_on and self._num_listed - before < self._count:
             # Not the whole of what is listed in a turn: it would be the largest thing in memory.
             piece = list(itertools.islice(self._plan.feed, _PIECE))
-            num_new += self._ledger.list_tasks(piece)
+            num_new += self._ledger.list_tasks(self._not_listed(piece))
             num_listed = len(piece)
             self._num_listed += num_listed
             if num_listed < _PIECE:
@@ -147,6 +147,26 @@ class Listing:
         many = max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED)
         self._count = _CHUNK if self._plan.total < _LARGE_PLAN else many
         return num_new
+
+    def _not_listed(self, piece: list[NewTask]) -> list[NewTask]:
+        """Those of the next tasks that the ledger may lack.
+
+        A new ledger is empty, and one in which a listing was stopped holds the beginning of the
+        plan. Where that is so, which is seen key by key, it holds none of the rest, and a large
+        rest is listed without the index of keys.
+        """
+        if not self._is_beginning:
+            return piece
+        known = self._ledger.keys_after(self._num_listed, len(piece))
+        num_known = len(known)
+        if known != [task.key for task in piece[:num_known]]:
+            self._is_beginning = False
+            return piece
+        if num_known < len(piece):  # these are all that it holds
+            self._is_beginning = False
+            if self._plan.total - self._num_listed >= _LARGE_PLAN:
+                self._ledger.forget_keys()
+        return piece[num_known:]
 
     def end(self) -> None:
         """Note that there are no others."""

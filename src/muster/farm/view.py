@@ -36,10 +36,7 @@ class Durations:
         self.longest_s = 0.0
         self._m2 = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.add_all([seconds])
-
-    def add_all(self, lengths: Sequence[float]) -> None:
+    def add(self, lengths: Sequence[float]) -> None:
         """Chan's formula: the mean and the sum of squares of these, joined to those of before."""
         if not lengths:
             return
@@ -278,7 +275,7 @@ class Picture:
         for record, again in decisions.tried:
             if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
                 self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1
-        self._durations.add_all([record.finished.seconds for record in decisions.done])
+        self._durations.add([record.finished.seconds for record in decisions.done])
         self._have_ended([*decisions.done, *decisions.failed, *stopped])
         self._counts[TaskState.STOPPED] += len(decisions.stopped) - len(decisions.promoted)
         self._counts[TaskState.CANCELLED] += len(decisions.cancelled)

@@ -21,7 +21,7 @@ import muster
 from muster.api.trackers.metrics import write_points
 from muster.base.errors import UsageError
 from muster.farm.canonical import decode, escape_surrogates
-from muster.farm.rows import widen, widen_by_all
+from muster.farm.table import widen, widen_by_all
 
 TARGET = """
 import math

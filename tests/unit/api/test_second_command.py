@@ -31,8 +31,8 @@ from muster.farm.canonical import decode
 from muster.farm.export import export
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.rows import batches
 from muster.farm.space import Space
+from muster.farm.table import batches
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import read_run, write_run

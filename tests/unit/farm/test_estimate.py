@@ -33,7 +33,7 @@ def simulate(lengths: list[float], workers: int, look_after: int) -> tuple[objec
             length = queue.pop(0)
             heapq.heappush(busy, (now + length, now, length))
         now, _, length = heapq.heappop(busy)
-        durations.add(length)
+        durations.add([length])
         ended += 1
         if ended == look_after:
             while queue and len(busy) < workers:
@@ -72,7 +72,7 @@ def test_it_is_not_so_wide_that_it_says_nothing() -> None:
 def test_nothing_is_claimed_before_a_task_has_ended() -> None:
     assert remaining(Durations(), 10, [1.0], 2) is None
     one = Durations()
-    one.add(5.0)
+    one.add([5.0])
     assert remaining(one, 10, [1.0], 0) is None
     assert remaining(one, 0, [], 4) == (0.0, 0.0)
 
@@ -80,7 +80,7 @@ def test_nothing_is_claimed_before_a_task_has_ended() -> None:
 def test_running_tasks_and_the_tail_count() -> None:
     durations = Durations()
     for _ in range(50):
-        durations.add(10.0)
+        durations.add([10.0])
     alone = remaining(durations, 0, [4.0], 8)
     assert alone is not None
     assert alone.low_s <= 6.0 <= alone.high_s
@@ -94,7 +94,7 @@ def test_mean_and_variance_agree_with_the_definition() -> None:
     values = [draw.expovariate(1.0) for _ in range(500)]
     durations = Durations()
     for value in values:
-        durations.add(value)
+        durations.add([value])
     mean = sum(values) / 500
     assert durations.mean_s == pytest.approx(mean)
     assert durations.variance == pytest.approx(sum((v - mean) ** 2 for v in values) / 499)
@@ -113,7 +113,7 @@ def test_lengths_that_are_added_together_count_like_single_ones() -> None:
     lengths = [random.Random(1).lognormvariate(0, 2) for _ in range(500)]
     durations, at = Durations(), 0
     for size in (1, 0, 3, 200, 1, 295):
-        durations.add_all(lengths[at : at + size])
+        durations.add(lengths[at : at + size])
         at += size
     assert durations.count == len(lengths)
     assert durations.mean_s == pytest.approx(statistics.mean(lengths), rel=1e-12)

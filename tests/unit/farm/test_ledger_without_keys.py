@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import LedgerError, SetupError
-from muster.farm.decisions import Policy
+from muster.farm.decisions import Policy, Stopped
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Listing, Plan
@@ -90,6 +91,114 @@ def test_a_plan_that_is_continued_keeps_the_index(tmp_path: Path) -> None:
         turn(ledger, tasks)
     assert is_unique(path) and ledger.last_task() == TOTAL
     ledger.close()
+
+
+def test_a_plan_whose_listing_was_stopped_goes_on_without_the_index(tmp_path: Path) -> None:
+    ledger = Ledger(path := tmp_path / "ledger.sqlite")
+    turn(ledger, listing(tmp_path, ledger))
+    ledger.begin()
+    ledger.index_keys()
+    ledger.commit()
+    assert is_unique(path) and 0 < (num_listed := ledger.last_task()) < TOTAL
+    tasks = listing(tmp_path, ledger)
+    turn(ledger, tasks)
+    assert ledger.last_task() == num_listed, "they are there already"
+    turn(ledger, tasks)
+    assert version(path) > OLDER and not is_unique(path)
+    while tasks.goes_on:
+        turn(ledger, tasks)
+    assert is_unique(path) and version(path) <= OLDER
+    assert ledger.last_task() == len(set(ledger.keys_after(0, 2 * TOTAL))) == TOTAL
+    ledger.close()
+
+
+def test_a_ledger_that_holds_another_task_behind_the_beginning_keeps_the_index(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger(path := tmp_path / "ledger.sqlite")
+    turn(ledger, listing(tmp_path, ledger))
+    ledger.begin()
+    ledger.add_tasks([a_task(TOTAL - 1)])  # as one that somebody has added
+    ledger.commit()
+    tasks = listing(tmp_path, ledger)
+    while tasks.goes_on:
+        turn(ledger, tasks)
+        assert is_unique(path) and version(path) <= OLDER
+    assert ledger.last_task() == TOTAL
+    ledger.close()
+
+
+def test_a_ledger_with_stopped_tasks_keeps_the_index_and_its_format(tmp_path: Path) -> None:
+    ledger = Ledger(path := tmp_path / "ledger.sqlite")
+    ledger.begin()
+    ledger.add_tasks([a_task(0)])
+    ledger.record_stopped([Stopped(ledger.claim(1)[0], None)], [b"{}"])
+    ledger.commit()
+    assert version(path) == OLDER
+    tasks = listing(tmp_path, ledger)
+    while tasks.goes_on:
+        turn(ledger, tasks)
+        assert is_unique(path) and version(path) == OLDER
+    assert ledger.last_task() == TOTAL
+    ledger.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "sorting"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+SORTED = """
+import sys
+from pathlib import Path
+from tests.unit.farm.test_ledger_without_keys import a_task
+from muster.base.errors import LedgerError
+from muster.farm.ledger.store import Ledger
+path = Path(sys.argv[1])
+with_room = len(sys.argv) > 2
+ledger = Ledger(path)
+if not with_room:
+    ledger._db.execute("PRAGMA cache_size = -1024")  # more than that is sorted on a disk
+    ledger.begin()
+    ledger.forget_keys()
+    ledger.list_tasks(map(a_task, range(120_000)))
+    ledger.commit()
+    ledger.begin()
+    try:
+        ledger.index_keys()
+    except LedgerError as error:
+        print(error)
+        ledger.roll_back()
+print(ledger.last_task())
+ledger.close()
+"""
+
+
+def test_where_the_disk_for_sorting_is_full_it_is_the_one_that_is_named(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    def run(place: Path, *words: str) -> list[str]:
+        search = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", SORTED, path, *words], capture_output=True, check=True,
+            text=True, env={**os.environ, "PYTHONPATH": search, "SQLITE_TMPDIR": str(place)},
+        )  # fmt: skip
+        return done.stdout.splitlines()
+
+    told = run(small_disk)
+    assert str(small_disk) in told[0] and "full" in told[0]
+    assert not any(line.startswith(f"The disk of {path}") for line in told)
+    assert "SQLITE_TMPDIR" in "".join(told) and told[-1] == "120000"
+    assert run(tmp_path, "again") == ["120000"]
+    assert is_unique(path) and version(path) <= OLDER
 
 
 def test_tasks_that_are_added_meanwhile_are_not_there_twice(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,14 @@ WORK = "def work(x):\n    return {'y': x}\n"
 class Case:
     """A plan of many tasks, of which ``listed`` counts those that were taken."""
 
-    def __init__(self, place: Path, *, away: bool = False, pause: tuple[int, float] = (-1, 0.0)):
+    def __init__(
+        self,
+        place: Path,
+        *,
+        away: bool = False,
+        is_distinct: bool = False,
+        pause: tuple[int, float] = (-1, 0.0),
+    ) -> None:
         (place / "t.py").write_text(WORK)
         self.folder = RunFolder(place / "run")
         self.folder.create()
@@ -51,6 +60,7 @@ class Case:
             policy=Policy(),
             total=TOTAL,
             feed=self._tasks(),
+            is_distinct=is_distinct,
             plan_id="many",
         )
 
@@ -133,6 +143,34 @@ def test_who_stops_while_a_cancelled_run_is_listed_is_heard(tmp_path: Path) -> N
     assert case.listed < TOTAL
     assert (ending.cancelled, ending.interrupted, ending.imbalance) == (False, True, None)
     assert ending.counts[TaskState.READY] > 0
+
+
+def format_and_index(path: Path) -> tuple[int, bool]:
+    """The format of a ledger, and whether it has the index of keys."""
+    with closing(sqlite3.connect(path)) as database:
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        rows = database.execute("PRAGMA index_list(tasks)").fetchall()
+        return version, "tasks_key" in [row[1] for row in rows]
+
+
+def test_a_stopped_listing_leaves_a_ledger_that_older_musters_read(tmp_path: Path) -> None:
+    case = Case(tmp_path, is_distinct=True)
+    seen: list[tuple[int, bool]] = []
+
+    def after_some() -> list[Request]:
+        if not 5_000 < case.listed < TOTAL or len(seen) > 2:
+            return []
+        seen.append(format_and_index(case.folder.ledger))
+        return [Request.STOP] if len(seen) == 2 else []
+
+    ending = case.run(after_some)
+    assert seen[:2] == [(3, False)] * 2
+    assert ending.interrupted and 0 < case.listed < TOTAL
+    assert format_and_index(case.folder.ledger) == (1, True)
+    again = Case(tmp_path, is_distinct=True)
+    ending = again.run(lambda: [Request.STOP] if again.listed == TOTAL else [])
+    assert (sum(ending.counts.values()), ending.imbalance) == (TOTAL, None)
+    assert format_and_index(case.folder.ledger) == (1, True)
 
 
 def test_who_stops_while_all_is_listed_ahead_is_heard(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from muster.farm.canonical import encode, payload_and_key
 from muster.farm.export import export, refresh
+from muster.farm.ledger import columns
 from muster.farm.ledger.store import Ledger
-from muster.farm.rows import OtherColumns, batches
+from muster.farm.table import OtherColumns, batches
 from muster.farm.task import AttemptRecord, Finished, NewTask, Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
@@ -58,10 +59,14 @@ def run(place: Path, odds: dict[int, dict[str, object]]) -> RunFolder:
         {"another": [1]},
     ],
 )
-def test_it_is_that_of_a_look_at_all(tmp_path: Path, odd: dict[str, object]) -> None:
+def test_it_is_that_of_a_look_at_all(
+    tmp_path: Path, odd: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run(tmp_path, {ODD: odd})
-    schema, stream = batches(folder)
-    sure = pa.Table.from_batches(stream, schema=schema)
+    with monkeypatch.context() as one_by_one:  # at each task for itself
+        one_by_one.setattr(columns, "_TRIES", -1)
+        schema, stream = batches(folder)
+        sure = pa.Table.from_batches(stream, schema=schema)
     refresh(folder)
     written = pq.read_table(folder.results_parquet)
     assert written.schema == schema
@@ -70,6 +75,14 @@ def test_it_is_that_of_a_look_at_all(tmp_path: Path, odd: dict[str, object]) -> 
     line = (tmp_path / "t.jsonl").read_bytes().splitlines()[ODD - 1]
     assert line.startswith(encode({"x": ODD - 1, **odd})[:-1])
     assert {path.name for path in folder.path.iterdir() if "tmp" in path.name} == set()
+
+
+def test_a_whole_number_that_a_column_of_floats_would_round(tmp_path: Path) -> None:
+    floats: dict[int, dict[str, object]] = {n: {"y": 0.5} for n in range(1, NUM + 1)}
+    folder = run(tmp_path, {**floats, ODD: {"y": 2**63}})
+    refresh(folder)
+    written = pq.read_table(folder.results_parquet).column("y").to_pylist()
+    assert written[ODD - 1 : ODD + 1] == [str(2**63), "0.5"]
 
 
 def test_columns_by_some_are_given_up_where_another_task_differs(tmp_path: Path) -> None:

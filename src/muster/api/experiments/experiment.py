@@ -31,6 +31,7 @@ from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageE
 from muster.base.journal import Journal, read_journal
 from muster.base.settings import variable
 from muster.base.shown_text import count, is_secret_name, shell_word
+from muster.farm.rows import rows
 from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.session import is_held, open_run
 
@@ -322,8 +323,6 @@ def best_of(run: Run, rule: str, name: str, said: str) -> Any:
 
 def _best_setting(run: Run, rule: str, said: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Of the settings with the most seeds that are done, the one with the best mean."""
-    from muster.farm.rows import rows  # with pyarrow, which a look at a run does not need
-
     word, _, metric = rule.strip().partition(" ")
     if word not in ("maximize", "minimize") or not metric:
         raise UsageError(

@@ -6,6 +6,7 @@ See ``store`` for what is promised.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import LedgerError, MusterError
+from muster.base.settings import variable
 
 #: What this muster reads. A ledger is made with format 1 and gets the second with its first stopped
 #: task: older musters read all others. The third is that of a ledger whose large plan is being
@@ -168,9 +170,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
         assert damage is not None
         add_worker_code(database)
         if version_of(database) == WITHOUT_KEYS:  # a coordinator died while it listed its plan
-            database.execute("BEGIN IMMEDIATE")
-            add_keys(database)
-            database.execute("COMMIT")
+            with explained(path, "sort the keys of"):
+                database.execute("BEGIN IMMEDIATE")
+                add_keys(database)
+                database.execute("COMMIT")
         return database
 
 
@@ -198,8 +201,11 @@ def version_of(database: sqlite3.Connection) -> int:
 
 def drop_keys(database: sqlite3.Connection) -> bool:
     """Take the index of keys away, so that many tasks are listed faster; returns whether there was
-    one to take. Within a transaction.
+    one to take. Within a transaction. A ledger of the second format keeps it, or that would be
+    forgotten.
     """
+    if version_of(database) != FIRST_VERSION:
+        return False
     sql = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = 'tasks_key'"
     if database.execute(sql).fetchone() is None:
         return False  # it is a part of the table
@@ -284,8 +290,37 @@ def explained(path: Path, doing: str) -> Iterator[None]:
         raise LedgerError(f"Cannot {doing} the ledger {path}: {error.strerror}.") from error
 
 
+#: What SQLite may sort for, in its folder for temporary files.
+_SORTING = ("read", "sort the keys of")
+#: A disk with more room than that is not the one that was full.
+_ROOM = 2**20
+
+
+def _is_full(path: Path, doing: str) -> bool:
+    """Whether the ledger's disk is the one that is full. SQLite says the same of the one on which
+    it sorts, from which it has removed by then what it had written.
+    """
+    return doing not in _SORTING or shutil.disk_usage(path.parent).free < _ROOM
+
+
+def _sorting_folder() -> Path:
+    """Where SQLite has its temporary files: the first of these in which it may."""
+    named = filter(None, map(variable, ("SQLITE_TMPDIR", "TMPDIR")))
+    places = map(Path, (*named, "/var/tmp", "/usr/tmp", "/tmp"))
+    may_write = os.W_OK | os.X_OK
+    return next((p for p in places if p.is_dir() and os.access(p, may_write)), Path.cwd())
+
+
 def _explain(error: sqlite3.Error, path: Path, doing: str) -> LedgerError:
     text = str(error)
+    if "full" in text and not _is_full(path, doing):
+        folder = _sorting_folder()
+        return LedgerError(
+            f"Cannot {doing} the ledger {path}: the disk of {folder}, where SQLite sorts what is "
+            f"large, is full ({text}).",
+            hint="everything shown as finished is saved. Free space there, or have the variable "
+            "SQLITE_TMPDIR name a folder on another disk; then run the same command.",
+        )
     if "full" in text:
         return LedgerError(
             f"The disk of {path} is full, so nothing more can be recorded ({text}).",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.farm import canonical
-from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
+from muster.farm.ledger.connect import explained, has_metrics, has_table
 from muster.farm.task import Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
@@ -20,21 +19,6 @@ MetricRow = tuple[int, int, int, bytes]
 ADDED = "added"
 #: The one with the hashes of the lists that some of these were read from, by their first task.
 LISTED = "added_lists"
-
-#: By the name of a field, its values in some tasks.
-Columns = dict[str, Sequence[Any]]
-_NO_RESULT = (None, None, 0)
-_NO_ATTEMPT = (None,) * 5
-#: The fields of `TaskRow`, as a query over tasks, results and their attempts has them.
-_FIELDS = {
-    "task_id": "t.task_id", "key": "t.key", "target": "g.name", "payload": "t.payload",
-    "state": "t.state",
-    "attempts": "(SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id)",
-    "value": "r.value", "has_files": "coalesce(r.files, 0)", "seconds": "a.seconds",
-    "device": "w.label", "outcome": "a.outcome", "message": "a.message", "peak_mib": "a.peak_mib",
-    "started_s": "a.started_s", "code": "w.code",
-    "key_of_file": "CASE WHEN r.value IS NULL THEN t.key END",
-}  # fmt: skip
 
 
 class SearchRow(NamedTuple):
@@ -243,122 +227,8 @@ class LedgerQueries:
         with explained(self.path, "read"):
             return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
 
-    def cells(self, fields: Sequence[str], task_ids: Sequence[int]) -> list[Any]:
-        """These fields of `TaskRow`, as SQLite has them, of these tasks in the order of the plan.
-        Tables in which none of the fields is are not looked at.
-        """
-        if not task_ids:
-            return []
-        first, last = task_ids[0], task_ids[-1]
-        if last - first + 1 == len(task_ids):
-            return self._all(self._select(fields, "WHERE t.task_id BETWEEN ? AND ? "), first, last)
-        marks = ", ".join("?" * len(task_ids))
-        return self._all(self._select(fields, f"WHERE t.task_id IN ({marks}) "), *task_ids)
-
     def targets(self) -> list[str]:
         return [row[0] for row in self._all("SELECT name FROM targets")]
-
-    def every(self, most: int, *fields: str) -> Iterator[Columns]:
-        """These fields of `TaskRow`, as SQLite has them, of all tasks in the order of the plan,
-        ``most`` at a time: of each field its values.
-        """
-        with explained(self.path, "read"):
-            cursor = self._db.execute(self._select(fields, ""))
-            while rows := cursor.fetchmany(most):
-                yield dict(zip(fields, zip(*rows, strict=True), strict=True))
-
-    def pieces(self, count: int, most: int, *fields: str) -> Iterator[Columns]:
-        """`every` of the first tasks, and of as many at ``count - 1`` places further on."""
-        last = self.last_task()
-        for first in (1 + part * last // count for part in range(count)):
-            if rows := self.cells(fields, range(first, first + most)):
-                yield dict(zip(fields, zip(*rows, strict=True), strict=True))
-
-    def whole(self, most: int) -> Iterator[Columns]:
-        """The same with all fields but when an attempt began, and an outcome only where it is not
-        "ok". The tables are read from begin to end beside each other, where a join would look each
-        task up in five.
-        """
-        code = "code" if has_worker_code(self._db) else "NULL"
-        with explained(self.path, "read"), self._one_state():
-            targets = dict(self._db.execute("SELECT target_id, name FROM targets"))
-            label_of = dict(self._db.execute("SELECT worker_id, label FROM workers"))
-            code_of = dict(self._db.execute(f"SELECT worker_id, {code} FROM workers"))
-            tasks = self._db.execute(
-                "SELECT task_id, key, target_id, payload, state FROM tasks ORDER BY task_id"
-            )
-            while rows := tasks.fetchmany(most):
-                ids, keys, target_ids, payloads, states = zip(*rows, strict=True)
-                tokens, values, has_files = self._results(ids)
-                attempts, last = self._attempts(ids, tokens)
-                worker_ids, seconds, peaks, outcomes, messages = last
-                yield {
-                    "task_id": ids, "key": keys, "payload": payloads, "state": states,
-                    "target": list(map(targets.get, target_ids)),
-                    "value": values, "has_files": has_files, "attempts": attempts,
-                    "seconds": seconds, "peak_mib": peaks, "outcome": outcomes,
-                    "message": messages, "device": list(map(label_of.get, worker_ids)),
-                    "code": list(map(code_of.get, worker_ids)),
-                }  # fmt: skip
-
-    @contextmanager
-    def _one_state(self) -> Iterator[None]:
-        """Let several queries see the same state of the ledger."""
-        if self._db.in_transaction:
-            yield
-            return
-        self._db.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._db.execute("ROLLBACK")
-
-    def _results(self, ids: Sequence[int]) -> tuple[Sequence[Any], ...]:
-        """Of each of these tasks, which follow each other: token, value, whether it has files."""
-        where = "FROM results WHERE task_id BETWEEN ? AND ? ORDER BY task_id", (ids[0], ids[-1])
-        if ids[-1] - ids[0] + 1 == len(ids):
-            rows = self._all(f"SELECT token, value, files {where[0]}", *where[1])
-            if len(rows) == len(ids):  # then these are theirs
-                return tuple(zip(*rows, strict=True))
-        rows = self._all(f"SELECT task_id, token, value, files {where[0]}", *where[1])
-        known = {row[0]: row[1:] for row in rows}
-        return tuple(zip(*(known.get(number, _NO_RESULT) for number in ids), strict=True))
-
-    def _attempts(
-        self, ids: Sequence[int], tokens: Sequence[int | None]
-    ) -> tuple[Sequence[int], Sequence[Sequence[Any]]]:
-        """Of each of these tasks: how many attempts; of the one of its result or its last:
-        worker, seconds, peak, outcome, message.
-        """
-        rows = self._db.execute(
-            "SELECT task_id, token, worker_id, seconds, peak_mib, nullif(outcome, 'ok'), message "
-            "FROM attempts WHERE task_id BETWEEN ? AND ? ORDER BY task_id, token",
-            (ids[0], ids[-1]),
-        ).fetchall()
-        if len(rows) == len(ids):
-            numbers, own, *columns = zip(*rows, strict=True)
-            if numbers == ids and own == tokens:  # nearly always so, and no look at each
-                return [1] * len(ids), columns
-        wanted, counts, last = dict(zip(ids, tokens, strict=True)), dict.fromkeys(ids, 0), {}
-        for number, token, *said in rows:
-            counts[number] += 1
-            if wanted[number] in (None, token):
-                last[number] = said
-        found = (last.get(number, _NO_ATTEMPT) for number in ids)
-        return list(counts.values()), list(zip(*found, strict=True))
-
-    def _select(self, fields: Sequence[str], which: str) -> str:
-        known = _FIELDS if has_worker_code(self._db) else {**_FIELDS, "code": "NULL"}
-        return (
-            f"SELECT {', '.join(known[field] for field in fields)} "
-            "FROM tasks t LEFT JOIN targets g USING (target_id) "
-            "LEFT JOIN results r ON r.task_id = t.task_id "
-            "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
-            " coalesce(r.token, "
-            "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
-            "LEFT JOIN workers w ON w.worker_id = a.worker_id "
-            f"{which}ORDER BY t.task_id"
-        )
 
     def _all(self, sql: str, *values: object) -> list[Any]:
         with explained(self.path, "read"):

@@ -11,8 +11,8 @@ import orjson
 
 from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
+from muster.farm.ledger.columns import LedgerColumns
 from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
-from muster.farm.ledger.queries import LedgerQueries
 from muster.farm.metrics import names_in
 from muster.farm.task import TaskState
 
@@ -119,7 +119,7 @@ class RecentTask(NamedTuple):
     ended_s: float
 
 
-class LedgerReader(LedgerQueries):
+class LedgerReader(LedgerColumns):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db = open_whole(path)
