@@ -13,7 +13,7 @@ import orjson
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.journal import Journal
-from muster.pipeline.sinks.parts import MARK, RAW, Marked, as_plain, with_header
+from muster.pipeline.sinks.lines import MARK, RAW, Marked, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 

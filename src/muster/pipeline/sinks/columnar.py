@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +18,12 @@ import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
 from muster.pipeline.arrow import json_like
-from muster.pipeline.sinks.parts import Batch, Part, as_plain, batches
+from muster.pipeline.sinks.lines import as_plain
+from muster.pipeline.sinks.parts import Batch, Part, batches
 from muster.pipeline.sinks.survey import Seen
 from muster.pipeline.sources.columnar import Again
 
-#: Rows of a row group. It is small, because it decides the peak of memory, which should be the same
+#: Of a row group. It is small, because it decides the peak of memory, which should be the same
 #: for a few thousand records and for millions.
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
@@ -43,6 +45,11 @@ _PLAIN = {
     datetime.timedelta: pa.duration("us"),
 }  # fmt: skip
 _DIGITS_OF_DECIMAL128 = 38
+#: Of a number, about.
+_WIDTH = 8
+_OF_ANY_LENGTH = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+)  # fmt: skip
 _DECLARED = re.compile(r"(?P<item>\w+)(?P<list>\[(?P<length>\d+|\*|)\])?")
 
 
@@ -114,17 +121,26 @@ class ParquetEncoder:
             self._again.check_unchanged()
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[Any]:
-        group: list[Any] = []
+        """Row groups that end where their values say, in whatever batches the rows come: the file
+        of a run that was interrupted has the same bytes as that of one that was not.
+        """
+        held: list[Any] = []
         rows = size = 0
         for batch in batches(parts, self._again):
             table = self._table(batch)
-            group.append(table)
-            rows, size = rows + table.num_rows, size + table.nbytes
-            if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-                yield pa.Table.from_batches(group)
-                group, rows, size = [], 0, 0
-        if group:
-            yield pa.Table.from_batches(group)
+            ends, begin = np.cumsum(row_bytes(table)), 0
+            while begin < table.num_rows:
+                before = int(ends[begin - 1]) if begin else 0
+                full = int(np.searchsorted(ends, before + GROUP_BYTES - size)) + 1
+                stop = min(full, begin + GROUP_ROWS - rows, table.num_rows)
+                held.append(table.slice(begin, stop - begin))
+                rows, size = rows + stop - begin, size + int(ends[stop - 1]) - before
+                if rows == GROUP_ROWS or size >= GROUP_BYTES:
+                    yield _one_chunk(held)
+                    held, rows, size = [], 0, 0
+                begin = stop
+        if held:
+            yield _one_chunk(held)
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
@@ -172,6 +188,53 @@ class ParquetEncoder:
                     "declares.",
                 )
         raise AssertionError(f"all values of {field.name} fit one by one, but not together")
+
+
+def row_bytes(table: Any) -> Any:
+    """About how many bytes each row of a batch takes, as an array. It depends on the values alone,
+    not on the buffers in which they lie.
+    """
+    return sum(map(_sizes, table.columns), np.zeros(table.num_rows, np.int64))
+
+
+def _sizes(array: Any) -> Any:
+    kind, types = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return _sizes(array.storage)
+    if types.is_struct(kind):
+        inner = sum(_sizes(array.field(i)) for i in range(kind.num_fields))
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        values = [array.keys, array.items] if types.is_map(kind) else [array.values]
+        ends = np.concatenate([[0], np.cumsum(sum(map(_sizes, values)))])
+        inner = np.diff(ends[np.asarray(array.offsets)])
+    elif types.is_fixed_size_list(kind):
+        length = kind.list_size
+        values = array.values.slice(array.offset * length, len(array) * length)
+        inner = _sizes(values).reshape(len(array), length).sum(axis=1)
+    else:
+        return _flat_sizes(array)
+    return np.where(np.asarray(array.is_valid()), inner, 0)
+
+
+def _flat_sizes(array: Any) -> Any:
+    kind, types = array.type, pa.types
+    if types.is_binary_view(kind):
+        array = array.cast(pa.large_binary())
+    elif types.is_string_view(kind):
+        array = array.cast(pa.large_string())
+    kind = array.type
+    if types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+    elif any(is_(kind) for is_ in _OF_ANY_LENGTH):
+        return np.asarray(pc.binary_length(array).fill_null(0)).astype(np.int64) + _WIDTH
+    else:
+        width = _WIDTH
+    return np.full(len(array), width, np.int64)
+
+
+def _one_chunk(batches: list[Any]) -> Any:
+    """A table of one chunk: pages end where chunks do."""
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
 
 
 def _json_text(value: Any) -> str:
