@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
 from muster.pipeline.arrow import json_like
-from muster.pipeline.sinks.lines import as_plain
+from muster.pipeline.sinks.lines import as_json
 from muster.pipeline.sinks.parts import Batch, Part, batches
 from muster.pipeline.sinks.survey import Seen
 from muster.pipeline.sources.columnar import Again
@@ -27,6 +27,8 @@ from muster.pipeline.sources.columnar import Again
 #: for a few thousand records and for millions.
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
+#: Chunks of a row group whose bytes count more than its rows.
+_CHUNKS = 8
 #: Marks a column of JSON text, so that a reader knows to parse it.
 _JSON_MARK = {b"muster": b"json"}
 _NOTED = (b"pandas", b"huggingface")
@@ -122,25 +124,35 @@ class ParquetEncoder:
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[Any]:
         """Row groups that end where their values say, in whatever batches the rows come: the file
-        of a run that was interrupted has the same bytes as that of one that was not.
+        of a run that was interrupted has the same bytes as that of one that was not. So do the
+        chunks in them, because pages end where chunks do.
         """
-        held: list[Any] = []
-        rows = size = 0
+        group: list[Any] = []
+        chunk: list[Any] = []
+        rows = size = in_chunk = 0
         for batch in batches(parts, self._again):
             table = self._table(batch)
             ends, begin = np.cumsum(row_bytes(table)), 0
             while begin < table.num_rows:
                 before = int(ends[begin - 1]) if begin else 0
-                full = int(np.searchsorted(ends, before + GROUP_BYTES - size)) + 1
+                room = min(GROUP_BYTES - size, GROUP_BYTES // _CHUNKS - in_chunk)
+                full = int(np.searchsorted(ends, before + room)) + 1
                 stop = min(full, begin + GROUP_ROWS - rows, table.num_rows)
-                held.append(table.slice(begin, stop - begin))
-                rows, size = rows + stop - begin, size + int(ends[stop - 1]) - before
-                if rows == GROUP_ROWS or size >= GROUP_BYTES:
-                    yield _one_chunk(held)
-                    held, rows, size = [], 0, 0
+                taken = int(ends[stop - 1]) - before
+                chunk.append(table.slice(begin, stop - begin))
+                rows, size, in_chunk = rows + stop - begin, size + taken, in_chunk + taken
+                is_full = rows == GROUP_ROWS or size >= GROUP_BYTES
+                if is_full or in_chunk >= GROUP_BYTES // _CHUNKS:
+                    group.append(_joined(chunk))
+                    chunk, in_chunk = [], 0
+                if is_full:
+                    yield pa.concat_tables(group).unify_dictionaries()
+                    group, rows, size = [], 0, 0
                 begin = stop
-        if held:
-            yield _one_chunk(held)
+        if chunk:
+            group.append(_joined(chunk))
+        if group:
+            yield pa.concat_tables(group).unify_dictionaries()
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
@@ -159,7 +171,7 @@ class ParquetEncoder:
             else:
                 values = [record.get(field.name) for record in batch.records]
             if is_json_text(field):
-                values = [None if v is None else _json_text(v) for v in values]
+                values = [None if v is None else as_json(v).decode() for v in values]
             try:
                 array = _exact(values, self._checked.get(field.name, field.type))
                 arrays.append(array if array.type == field.type else array.cast(field.type))
@@ -232,13 +244,10 @@ def _flat_sizes(array: Any) -> Any:
     return np.full(len(array), width, np.int64)
 
 
-def _one_chunk(batches: list[Any]) -> Any:
-    """A table of one chunk: pages end where chunks do."""
-    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-
-
-def _json_text(value: Any) -> str:
-    return orjson.dumps(value, default=as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+def _joined(batches: list[Any]) -> Any:
+    """A table of one chunk. What is already one is not copied."""
+    table = pa.Table.from_batches(batches)
+    return table if len(batches) == 1 else table.unify_dictionaries().combine_chunks()
 
 
 def _kept_metadata(

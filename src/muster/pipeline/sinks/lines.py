@@ -15,6 +15,8 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import json
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -30,6 +32,7 @@ MARK = "\x01muster"
 MARK_IN_JSON = orjson.dumps(MARK)
 RAW = "\x01raw"
 _RAW_START = b"{" + orjson.dumps(RAW) + b":"
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class Carried:
@@ -162,6 +165,39 @@ def as_plain(value: Any) -> Any:
     if callable(to_list) and hasattr(value, "dtype"):
         return to_list()
     raise TypeError(f"JSON has no {type(value).__name__}: make it a text or a number in the stage")
+
+
+def as_json(value: Any, default: Callable[[Any], Any] = as_plain, option: int = _OPTIONS) -> bytes:
+    """JSON of a value, with integers of any size as they are, which orjson refuses. Null stands for
+    NaN and infinity, as orjson has it. Raises what orjson raises.
+    """
+    try:
+        return orjson.dumps(value, default=default, option=option)
+    except TypeError as error:
+        if not _holds_long_integer(value):
+            raise error.__cause__ or error from None
+    text = json.dumps(
+        _finite(value), default=lambda item: _finite(default(item)), ensure_ascii=False,
+        separators=(",", ":"),
+    )  # fmt: skip
+    return text.encode() + (b"\n" if option & orjson.OPT_APPEND_NEWLINE else b"")
+
+
+def _holds_long_integer(value: Any) -> bool:
+    """Whether there is an integer at any depth that orjson does not write."""
+    if isinstance(value, dict):
+        return any(map(_holds_long_integer, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_long_integer, value))
+    return isinstance(value, int) and value.bit_length() > 63
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_no_time(value: Any) -> bool:

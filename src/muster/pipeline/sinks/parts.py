@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import orjson
 from muster.base.errors import SetupError
 from muster.pipeline.sinks.lines import MARK, MARK_IN_JSON, Carried, num_behind, read_line
 from muster.pipeline.sources.columnar import Again
+from muster.pipeline.sources.text import has_long_number
 
 _BLOCK_BYTES = 1 << 20
 #: What a look reads at once: what it leaves out of a large value is then not read at all.
@@ -227,8 +229,8 @@ def _size_of(record: dict[str, Any]) -> int:
 
 def _record(part: Part, line: bytes, number: int) -> dict[str, Any]:
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        record = json.loads(line) if has_long_number(line) else orjson.loads(line)
+    except ValueError as error:
         raise _damaged(part, part.rows, f"line {number} is not JSON ({error})") from None
     if not isinstance(record, dict):
         raise _damaged(part, part.rows, f"line {number} is not a record but {line[:40]!r}")

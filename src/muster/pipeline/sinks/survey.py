@@ -120,7 +120,7 @@ class Seen:
         is_far = self.least < -_EXACT_IN_FLOAT or self.most > _EXACT_IN_FLOAT
         if len(names) > 1 and is_far:
             return "floats, and integers too large for a float"
-        if self.most > _MAX_INT64:
+        if self.least < -_MAX_INT64 - 1 or self.most > _MAX_INT64:
             return "integers beyond 64 bits with a sign"
         if None in self.zones and len(self.zones) > 1:
             return "times with and without a time zone"

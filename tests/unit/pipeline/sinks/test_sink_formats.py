@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ from muster.base.errors import UsageError
 from muster.pipeline.sinks import columnar
 from muster.pipeline.sinks.formats import SinkSpec, encoder_for, read_output
 from muster.pipeline.sinks.merge import Merged, merge
+from muster.pipeline.sinks.parts import Part
 
 
 def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> Merged:
@@ -106,6 +108,25 @@ def test_types_are_those_of_all_parts(tmp_path: Path) -> None:
     )
     table = pq.read_table(tmp_path / "out.parquet")
     assert [v for v in table["mix"].to_pylist() if v is not None] == ['"t"', "3"]
+
+
+def test_integers_of_any_size_keep_their_digits(tmp_path: Path) -> None:
+    line = b'{"a":%d,"b":[%d],"c":1.5}\n' % (10**40, -(2**70))
+    rows = tmp_path / "part.jsonl"
+    rows.write_bytes(line + b'{"a":1,"b":[],"c":2}\n')
+    data = rows.read_bytes()
+    one = Part(0, 0, 2, rows, 2, len(data), hashlib.sha256(data).hexdigest(), None, 0)
+    meant = [{"a": 10**40, "b": [-(2**70)], "c": 1.5}, {"a": 1, "b": [], "c": 2}]
+    for name in ("out.parquet", "out.csv"):
+        encoder = encoder_for(sink(tmp_path, name), [one])
+        with (tmp_path / name).open("wb") as file:
+            encoder.write([one], file)
+    table = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    found = [{"a": json.loads(r["a"]), "b": json.loads(r["b"]), "c": r["c"]} for r in table]
+    assert found == meant
+    with (tmp_path / "out.csv").open(newline="") as file:
+        read = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    assert read == meant
 
 
 def test_a_struct_with_data_for_keys_is_json_text(tmp_path: Path) -> None:
