@@ -189,10 +189,11 @@ def _looked_at(part: Part) -> Iterator[tuple[dict[str, Any], bytes | None]]:
     with _opened(part, _LOOK_BYTES) as file:
         for number, line in enumerate(file, start=1):
             record = _record(part, line, number)
-            num_left = num_behind(line) - _size_of_stream(record)
-            if num_left > 0:
-                file.seek(num_left, os.SEEK_CUR)
-            yield record, file.read(_size_of_stream(record)) if MARK_IN_JSON in line else None
+            size, stream = min(num_behind(line), part.num_bytes), _size_of_stream(record)
+            if size > stream:
+                file.seek(size - stream, os.SEEK_CUR)
+            raw = file.read(min(size, stream)) if size else b""
+            yield record, raw if MARK_IN_JSON in line else None
 
 
 def _size_of_stream(record: dict[str, Any]) -> int:
