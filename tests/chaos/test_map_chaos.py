@@ -3,117 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
-import random
-import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from tests.programs import read_program
-
-NUM_ROWS = 600
-BATCH = 5
-
-STAGE = read_program("chaos_stages.py")
-
-
-class Place:
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
-        self.notes = folder / "notes"
-        self.random = random.Random(seed)
-        self.kills: Counter[str] = Counter()
-        folder.mkdir(exist_ok=True)
-        (folder / "stage.py").write_text(STAGE)
-        lines = (json.dumps({"n": n, "text": f"row {n} " * 5}) + "\n" for n in range(NUM_ROWS))
-        (folder / "in.jsonl").write_text("".join(lines))
-        self.environment = {**os.environ, "CHAOS_NOTES": str(self.notes)}
-
-    def start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable, "-m", "muster", "map", f"stage.py:{kind}", "--input", "in.jsonl",
-            "--output", "out.jsonl", "--batch-size", str(BATCH), "--chunk-rows", "90",
-            "--devices", "cpu:2", "--monitor-interval", "0", "--run-dir", "run", *words,
-        ]  # fmt: skip
-        with (self.folder / "said").open("ab") as said:
-            return subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=said, stderr=said
-            )
-
-    def processes(self) -> dict[int, str]:
-        """Everything that carries our mark in its environment, by what it is."""
-        found = {}
-        needle = f"CHAOS_NOTES={self.notes}".encode()
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError):
-                if needle in Path(f"/proc/{pid}/environ").read_bytes():
-                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    names = (b"worker.main", b"reaper", b"muster\0map")
-                    found[pid] = next((n.decode() for n in names if n in line), "other")
-        return found
-
-    def kill_something(self) -> None:
-        able = [(pid, kind) for pid, kind in self.processes().items() if kind != "other"]
-        if able:
-            kind = self.random.choice(sorted({kind for _, kind in able}))
-            pid = self.random.choice([pid for pid, its in able if its == kind])
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.kills[kind] += 1
-
-    def storm(self, kind: str) -> int:
-        """Start it again and again under kills until it comes to its end; the exit code."""
-        for patience_s in (0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 60.0):
-            process = self.start(kind)
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = process.wait(timeout=self.random.uniform(0.1, patience_s))
-                    break
-                self.kill_something()
-            if code >= 0:
-                return code
-        return self.start(kind).wait(timeout=300)  # slow machine: it never got beyond its start
-
-    def records(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
-
-    def storm_at_work(self, kind: str, most: int) -> int:
-        """As `storm`, with kills in the midst of the rows only, ``most`` at the most."""
-        while True:
-            process = self.start(kind)
-            while process.poll() is None:
-                until = self.num_seen() + self.random.randint(1, 80)
-                while process.poll() is None and self.num_seen() < until:
-                    time.sleep(0.003)
-                if process.poll() is None and sum(self.kills.values()) < most:
-                    self.kill_something()
-            if process.returncode >= 0:
-                return process.returncode
-
-    def said(self) -> str:
-        return (self.folder / "said").read_text()[-4000:]
-
-    def output(self) -> tuple[str, str]:
-        return tuple(  # type: ignore[return-value]
-            hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (self.folder / "out.jsonl", self.folder / "run" / "errors.jsonl")
-        )
-
-    def num_seen(self) -> int:
-        return self.notes.read_bytes().count(b"\n") if self.notes.exists() else 0
+from tests.chaos.killed_map import BATCH, NUM_ROWS, Place
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """What undisturbed runs write."""
     expected = {}
     for kind in ("Hash", "Later"):
@@ -123,7 +24,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]
     return expected
 
 
-def check_storm(folder: Path, seed: int, quiet: dict[str, tuple[str, str]]) -> None:
+def check_storm(folder: Path, seed: int, quiet: dict[str, dict[str, str]]) -> None:
     kind = ("Hash", "Later")[seed % 2]
     place = Place(folder, seed)
     code = place.storm(kind)
@@ -139,18 +40,18 @@ def check_storm(folder: Path, seed: int, quiet: dict[str, tuple[str, str]]) -> N
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_anywhere_the_output_is_that_of_a_quiet_run(
-    tmp_path: Path, quiet: dict[str, tuple[str, str]], seed: int
+    tmp_path: Path, quiet: dict[str, dict[str, str]], seed: int
 ) -> None:
     check_storm(tmp_path / "storm", seed, quiet)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 32))
-def test_thirty_storms(tmp_path: Path, quiet: dict[str, tuple[str, str]], seed: int) -> None:
+def test_thirty_storms(tmp_path: Path, quiet: dict[str, dict[str, str]], seed: int) -> None:
     check_storm(tmp_path / "storm", seed, quiet)
 
 
-def campaign(place: Path, num_kills: int, quiet: dict[str, tuple[str, str]]) -> Counter[str]:
+def campaign(place: Path, num_kills: int, quiet: dict[str, dict[str, str]]) -> Counter[str]:
     """Maps under kills, one after another, until there were ``num_kills``; what was found amiss."""
     found: Counter[str] = Counter()
     for seed in range(1000, 1000 + num_kills):
@@ -184,7 +85,7 @@ def missing_rows(kind: str, there: set[int | str]) -> set[int]:
     return {n for n in kept if n not in there and f"{n}.0" not in there}
 
 
-def check_campaign(place: Path, num_kills: int, quiet: dict[str, tuple[str, str]]) -> None:
+def check_campaign(place: Path, num_kills: int, quiet: dict[str, dict[str, str]]) -> None:
     found = campaign(place, num_kills, quiet)
     assert found["kills"] >= num_kills
     amiss = {name: found[name] for name in ("lost", "doubled", "orphans", "other outputs")}
@@ -194,7 +95,7 @@ def check_campaign(place: Path, num_kills: int, quiet: dict[str, tuple[str, str]
 
 @pytest.mark.thorough
 def test_ten_kills_cost_nothing_but_rows_in_flight(
-    tmp_path: Path, quiet: dict[str, tuple[str, str]]
+    tmp_path: Path, quiet: dict[str, dict[str, str]]
 ) -> None:
     check_campaign(tmp_path, 10, quiet)
 
@@ -202,7 +103,7 @@ def test_ten_kills_cost_nothing_but_rows_in_flight(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hundred_kills_cost_nothing_but_rows_in_flight(
-    tmp_path: Path, quiet: dict[str, tuple[str, str]]
+    tmp_path: Path, quiet: dict[str, dict[str, str]]
 ) -> None:
     check_campaign(tmp_path, 200, quiet)
 
@@ -219,7 +120,7 @@ def small_disk(folder: Path, size_kib: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill_up(tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int) -> None:
+def fill_up(tmp_path: Path, quiet: dict[str, dict[str, str]], size_kib: int) -> None:
     with small_disk(tmp_path / f"disk{size_kib}", size_kib) as disk:
         place = Place(disk, size_kib)
         place.notes = tmp_path / f"notes{size_kib}"
@@ -235,7 +136,7 @@ def fill_up(tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int) ->
 
 @pytest.mark.parametrize("size_kib", [300, pytest.param(420, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_costs_nothing_that_was_done(
-    tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int
+    tmp_path: Path, quiet: dict[str, dict[str, str]], size_kib: int
 ) -> None:
     fill_up(tmp_path, quiet, size_kib)
 
@@ -243,6 +144,6 @@ def test_a_disk_that_fills_up_costs_nothing_that_was_done(
 @pytest.mark.slow
 @pytest.mark.parametrize("size_kib", range(180, 640, 24))
 def test_a_disk_that_is_full_at_any_write(
-    tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int
+    tmp_path: Path, quiet: dict[str, dict[str, str]], size_kib: int
 ) -> None:
     fill_up(tmp_path, quiet, size_kib)

@@ -39,3 +39,23 @@ class Later:
         if record["n"] % 97 == 5:
             raise Reject("ninety-seven")
         return {"h": hashlib.sha256(record["text"].encode()).hexdigest()}
+
+
+class Mixed:
+    """Takes records of any source: it changes some columns, leaves others, adds one to a few."""
+
+    def process(self, batch):
+        time.sleep(0.01)
+        made = []
+        for record in batch:
+            n = int(record["n"])
+            note(n)
+            if n % 97 == 5:
+                made.append(Reject("ninety-seven"))
+            elif n % 31 == 2:
+                made.append(None)
+            elif n % 40 == 1:
+                made.append([record, {**record, "text": record["text"][::-1], "again": True}])
+            else:
+                made.append({**record, "length": len(record["text"])})
+        return made

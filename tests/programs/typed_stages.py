@@ -31,6 +31,11 @@ def changed_once(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sometimes(record: dict[str, Any]) -> dict[str, Any]:
+    """Changes a column in the seventh row only."""
+    return {**record, "float": 0.25} if record["n"] == 7 else record
+
+
 def altered(record: dict[str, Any]) -> dict[str, Any]:
     """Changes a list in place, and one column to values of each kind that Python has."""
     record["list"].append(1.5)

@@ -17,6 +17,7 @@ from muster.api.maps.publish import (
     Published,
     Tally,
     check_balance,
+    check_not_among_input,
     check_not_input,
     check_output,
     claim_output,
@@ -54,6 +55,10 @@ from muster.run.record import read_run
 
 #: What is tried again in a map are records, not tasks.
 _AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}
+_NOTHING_LEFT = (
+    "no record is left in the output: a stage returned None for it, or --where leaves it out (a "
+    "stage that changes its record must return it as well)"
+)
 _NEVER_S = 1e9  # there is no table to refresh
 #: A worker without any sign of life for so long is taken for hung.
 HUNG_AFTER_S = 1800.0
@@ -131,6 +136,8 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
     check_not_input(job)
+    if options.restart or not folder.exists():
+        check_not_among_input(job)
     if options.memory_mib is not None:
         raise UsageError(
             "memory_mib has no effect on a map, whose chunks go on with other workers.",
@@ -207,6 +214,8 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
 
     folder = folder_of(job, options)
     check_not_input(job)
+    if options.restart or not folder.exists():
+        check_not_among_input(job)
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     part, home = _parts(job, folder)[0]
     with tempfile.TemporaryDirectory() as scratch:
@@ -295,12 +304,15 @@ def _mapped(
     folder: RunFolder, job: MapJob, published: Published | None, counts: Tally, **rest: Any
 ) -> Mapped:
     sums = dataclasses.asdict(counts)
+    notes = published.notes if published is not None else ()
+    if published is not None and counts.num_dropped and not counts.num_out:
+        notes += (_NOTHING_LEFT,)
     return Mapped(
         path=folder.path,
         output=job.output.path if published is not None else None,
         errors=folder.errors_jsonl if folder.errors_jsonl.exists() else None,
         num_total=counts.num_in + sums.pop("num_open") + counts.num_lost,
-        notes=published.notes if published is not None else (),
+        notes=notes,
         **sums,
         **rest,
     )

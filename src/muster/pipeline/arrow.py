@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from muster.pipeline.sinks.parts import MARK_IN_JSON
+from muster.pipeline.sinks.lines import MARK_IN_JSON
 from muster.pipeline.sources.source import ArrowRow, Origin
 
 _SIMPLE = (int, str, bytes, bool, type(None))

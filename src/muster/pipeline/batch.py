@@ -18,6 +18,8 @@ from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.stages import Reject
 
 _TRACE_LIMIT = 8000
+#: What a stage may raise for a record. One that calls sys.exit is as wrong as one that raises.
+_FAULTS = (Exception, SystemExit)
 _ID = "id"
 
 
@@ -93,7 +95,7 @@ def _apply_one(
         for record in row.records:
             try:
                 made = function(record.copy())
-            except Exception as error:
+            except _FAULTS as error:
                 made = failure_of(step.name, error)
             if type(made) is Failure:
                 made = _again(step, function, record, made)
@@ -120,7 +122,7 @@ def _again(
             break
         try:
             return function(record.copy())
-        except Exception as error:
+        except _FAULTS as error:
             failure = failure_of(step.name, error)
     return failure
 
@@ -134,7 +136,7 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
     # be known of it, and whatever needs that memory comes after the handler.
     try:
         made = step.many([dict(record) for record in records])
-    except Exception as error:
+    except _FAULTS as error:
         failure = failure_of(step.name, error)
         has_room = not looks_like_out_of_memory(names_of(error), failure.reason)
     else:
@@ -225,7 +227,7 @@ async def _asked(name: str, stage: Any, record: dict[str, Any], retries: int) ->
             return checked(name, await stage.process_one(record.copy()))
         except EngineError:
             raise
-        except Exception as error:
+        except _FAULTS as error:
             if isinstance(error, Reject) or not left:
                 return failure_of(name, error)
     raise AssertionError("the last try returns")

@@ -13,7 +13,7 @@ import orjson
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.journal import Journal
-from muster.pipeline.sinks.parts import MARK, RAW, Marked, as_plain, with_header
+from muster.pipeline.sinks.lines import MARK, RAW, Marked, as_json, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
@@ -334,13 +334,5 @@ def _line(record: dict[str, Any], *, typed: bool) -> bytes:
     """A record as a line: integers of any size as they are, decimals as texts of all digits."""
     _check_names(record)
     marked, option = Marked(), _TYPED_OPTIONS if typed else _OPTIONS
-    try:
-        line = orjson.dumps(record, default=marked if typed else as_plain, option=option)
-    except TypeError as error:
-        if not any(isinstance(value, int) and value.bit_length() > 63 for value in record.values()):
-            raise error.__cause__ or error from None
-        marked = Marked()
-        default = marked if typed else as_plain
-        text = json.dumps(record, default=default, ensure_ascii=False, separators=(",", ":"))
-        line = text.encode() + b"\n"
+    line = as_json(record, marked if typed else as_plain, option)
     return marked.whole(line)

@@ -73,6 +73,47 @@ def test_an_input_is_never_the_output(
     assert not (place / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [("data", "data/out.jsonl"), ("data", "data/deep/out.csv"), ("data/*.jsonl", "data/o.jsonl")],
+)
+def test_an_output_that_the_next_start_would_read_is_refused(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]], source: str, output: str
+) -> None:
+    words = ["map", "stage.py:same", "--on", "inline", "--input", source, "--output"]
+    for more in ([], ["--dry-run"], ["--restart"]):
+        done = muster_main(*words, output, *more)
+        assert done.returncode == 2
+        assert f"The output {output} would lie in the input {source}" in done.stderr
+    assert not (place / output).exists()
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [("data", "data/_out/out.jsonl"), ("data/*.jsonl", "data/o.csv"), ("data", "out.jsonl")],
+)
+def test_an_output_beside_the_input_is_not(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]], source: str, output: str
+) -> None:
+    words = ["map", "stage.py:same", "--on", "inline", "--input", source, "--output", output]
+    for says in ("1 record in", "nothing to do"):
+        done = muster_main(*words)
+        assert done.returncode == 0, done.stderr
+        assert says in done.stdout
+
+
+def test_an_output_without_a_record_is_explained(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]]
+) -> None:
+    (place / "stage.py").write_text("def same(record):\n    record['m'] = 1\n")
+    done = muster_main(
+        "map", "stage.py:same", "--on", "inline", "--input", "data", "--output", "out.jsonl"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no record is left in the output: a stage returned None for it" in done.stdout
+
+
 WAITS = """
 from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_a_function_may_change_drop_multiply_and_reject() -> None:
     assert reasons(rows) == {3: "too large", 4: "ZeroDivisionError: division by zero"}
     assert "in stage" in rows[4].failures[0].trace
     assert rows[3].failures[0].trace == ""  # meant, not an accident
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_a_stage_that_calls_exit_fails_for_that_record(is_batched: bool) -> None:
+    def stage(record: dict[str, Any]) -> Any:
+        return sys.exit(3) if record["x"] == 1 else record
+
+    rows = rows_of(0, 1, 2)
+    step = Step("s", many=lambda batch: [stage(record) for record in batch])
+    apply(step if is_batched else Step("s", one=stage), rows, keeps_ids=True)
+    assert [r["x"] for r in records(rows)] == [0, 2]
+    assert reasons(rows) == {1: "SystemExit: 3"}
 
 
 def test_ids_lead_back_through_two_stages() -> None:

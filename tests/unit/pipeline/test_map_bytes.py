@@ -19,8 +19,9 @@ from muster.base.errors import SetupError, UsageError
 from muster.pipeline.arrow import batch_of
 from muster.pipeline.batch import Row
 from muster.pipeline.sinks.formats import SinkSpec
+from muster.pipeline.sinks.lines import MARK, RAW
 from muster.pipeline.sinks.merge import merge, sweep
-from muster.pipeline.sinks.parts import MARK, RAW, Part
+from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sources import files
 from muster.pipeline.sources.columnar import Again
 from muster.pipeline.sources.files import fingerprint

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from decimal import Decimal
@@ -85,6 +87,22 @@ def test_numbers_keep_all_of_their_digits(tmp_path: Path) -> None:
     assert error["record"]["raw"].startswith("<object object")
     assert "JSON has no object" in error["reason"]
     journal.close()
+
+
+@pytest.mark.parametrize("keeps_types", [False, True])
+def test_beside_a_long_integer_what_is_no_number_is_null(tmp_path: Path, keeps_types: bool) -> None:
+    journal, about = Journal(tmp_path, "k"), counters()
+    about.plan = dataclasses.replace(about.plan, keeps_types=keeps_types)
+    values = {"deep": [{"big": -(2**70)}], "nan": math.nan, "list": [math.inf, 1.5]}
+    RowWriter(about, journal, lambda row: row).store([good(0, **values)])
+    journal.finish()
+    journal.close()
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    found = json.loads(journal.rows_path.read_text(), parse_constant=refuse)
+    assert found == {"id": 0, "deep": [{"big": -(2**70)}], "nan": None, "list": [None, 1.5]}
 
 
 def test_records_that_cannot_be_written_stop_a_run_like_others_that_all_fail(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import io
 import itertools
 import struct
 import tempfile
@@ -18,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pipeline.chunks_here import run_chunks
 
+from muster.pipeline.sinks import columnar
+from muster.pipeline.sinks.formats import SinkSpec, encoder_for
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import open_input
 
@@ -203,6 +206,28 @@ def _examples(values: st.SearchStrategy[Any], count: int) -> list[Any]:
 def test_every_type_comes_out_as_it_was(tmp_path: Path) -> None:
     table = every_type()
     check_same(mapped(table, tmp_path), pq.read_table(tmp_path / "in.parquet"))
+
+
+@pytest.mark.parametrize("stage", ["same", "copied", "sometimes"])
+def test_the_bytes_do_not_depend_on_who_did_which_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(columnar, "GROUP_BYTES", 4000)
+    pq.write_table(every_type(), tmp_path / "in.parquet", row_group_size=7)
+    source = open_input(tmp_path / "in.parquet", Selection(), folder=tmp_path / "input")
+    sink = SinkSpec(path=tmp_path / "out", format="parquet", inputs=tuple(source.files))
+    files = []
+    for number, (batch_size, rows_per_chunk) in enumerate([(4, 10), (3, 10), (23, 5), (1, 23)]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        how = {"keeps_types": True, "batch_size": batch_size, "rows_per_chunk": rows_per_chunk}
+        parts = run_chunks(source, place, stage, **how).parts
+        out = io.BytesIO()
+        encoder_for(sink, parts).write(parts, out)
+        files.append(out.getvalue())
+    written = pq.ParquetFile(pa.BufferReader(files[0])).metadata
+    assert written.num_row_groups > 1
+    assert [file == files[0] for file in files] == [True] * len(files)
 
 
 def test_ids_are_added_beside_columns_that_stay(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -296,6 +297,25 @@ def check_not_input(job: MapJob) -> None:
                 f"The output {output} {what} {file}: it would be replaced by what is made of it.",
                 hint="choose another --output; --overwrite never replaces an input.",
             )
+
+
+def check_not_among_input(job: MapJob) -> None:
+    """UsageError when a later start would find the output where it looks for the input."""
+    if not isinstance(job.input, str) or job.input.startswith("hf:"):
+        return
+    place, output = Path(job.input).expanduser().absolute(), job.output.path.absolute()
+    if place.is_dir():
+        inner = output.parts[len(place.parts) :] if output.is_relative_to(place) else ()
+        is_found = bool(inner) and not any(part.startswith((".", "_")) for part in inner)
+    else:
+        is_found = output.parent == place.parent and fnmatch(output.name, place.name)
+    if is_found and output != place:
+        raise UsageError(
+            f"The output {job.output.path} would lie in the input {job.input}, and the next start "
+            "would read it as well.",
+            hint="write it elsewhere, or name the files of the input with a pattern that leaves it "
+            "out.",
+        )
 
 
 def _is_same_file(one: Path, two: Path) -> bool:

@@ -175,7 +175,7 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
     if mapped.num_rejected:
         parts.append(f"{mapped.num_rejected:,} rejected")
     if mapped.num_blank:
-        parts.append(f"{mapped.num_blank:,} blank lines")
+        parts.append(count(mapped.num_blank, "blank line"))
     took = "" if mapped.was_done else f", in {human_duration(mapped.seconds)}"
     output.say(f"{mapped.path.name}: {', '.join(parts)}{took}")
     for line in _pace_lines(mapped):

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,14 +18,17 @@ import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
 from muster.pipeline.arrow import json_like
-from muster.pipeline.sinks.parts import Batch, Part, as_plain, batches
+from muster.pipeline.sinks.lines import as_json
+from muster.pipeline.sinks.parts import Batch, Part, batches
 from muster.pipeline.sinks.survey import Seen
 from muster.pipeline.sources.columnar import Again
 
-#: Rows of a row group. It is small, because it decides the peak of memory, which should be the same
+#: Of a row group. It is small, because it decides the peak of memory, which should be the same
 #: for a few thousand records and for millions.
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
+#: Chunks of a row group whose bytes count more than its rows.
+_CHUNKS = 8
 #: Marks a column of JSON text, so that a reader knows to parse it.
 _JSON_MARK = {b"muster": b"json"}
 _NOTED = (b"pandas", b"huggingface")
@@ -43,6 +47,11 @@ _PLAIN = {
     datetime.timedelta: pa.duration("us"),
 }  # fmt: skip
 _DIGITS_OF_DECIMAL128 = 38
+#: Of a number, about.
+_WIDTH = 8
+_OF_ANY_LENGTH = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+)  # fmt: skip
 _DECLARED = re.compile(r"(?P<item>\w+)(?P<list>\[(?P<length>\d+|\*|)\])?")
 
 
@@ -114,17 +123,36 @@ class ParquetEncoder:
             self._again.check_unchanged()
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[Any]:
+        """Row groups that end where their values say, in whatever batches the rows come: the file
+        of a run that was interrupted has the same bytes as that of one that was not. So do the
+        chunks in them, because pages end where chunks do.
+        """
         group: list[Any] = []
-        rows = size = 0
+        chunk: list[Any] = []
+        rows = size = in_chunk = 0
         for batch in batches(parts, self._again):
             table = self._table(batch)
-            group.append(table)
-            rows, size = rows + table.num_rows, size + table.nbytes
-            if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-                yield pa.Table.from_batches(group)
-                group, rows, size = [], 0, 0
+            ends, begin = np.cumsum(row_bytes(table)), 0
+            while begin < table.num_rows:
+                before = int(ends[begin - 1]) if begin else 0
+                room = min(GROUP_BYTES - size, GROUP_BYTES // _CHUNKS - in_chunk)
+                full = int(np.searchsorted(ends, before + room)) + 1
+                stop = min(full, begin + GROUP_ROWS - rows, table.num_rows)
+                taken = int(ends[stop - 1]) - before
+                chunk.append(table.slice(begin, stop - begin))
+                rows, size, in_chunk = rows + stop - begin, size + taken, in_chunk + taken
+                is_full = rows == GROUP_ROWS or size >= GROUP_BYTES
+                if is_full or in_chunk >= GROUP_BYTES // _CHUNKS:
+                    group.append(_joined(chunk))
+                    chunk, in_chunk = [], 0
+                if is_full:
+                    yield pa.concat_tables(group).unify_dictionaries()
+                    group, rows, size = [], 0, 0
+                begin = stop
+        if chunk:
+            group.append(_joined(chunk))
         if group:
-            yield pa.Table.from_batches(group)
+            yield pa.concat_tables(group).unify_dictionaries()
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
@@ -143,7 +171,7 @@ class ParquetEncoder:
             else:
                 values = [record.get(field.name) for record in batch.records]
             if is_json_text(field):
-                values = [None if v is None else _json_text(v) for v in values]
+                values = [None if v is None else as_json(v).decode() for v in values]
             try:
                 array = _exact(values, self._checked.get(field.name, field.type))
                 arrays.append(array if array.type == field.type else array.cast(field.type))
@@ -174,8 +202,52 @@ class ParquetEncoder:
         raise AssertionError(f"all values of {field.name} fit one by one, but not together")
 
 
-def _json_text(value: Any) -> str:
-    return orjson.dumps(value, default=as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+def row_bytes(table: Any) -> Any:
+    """About how many bytes each row of a batch takes, as an array. It depends on the values alone,
+    not on the buffers in which they lie.
+    """
+    return sum(map(_sizes, table.columns), np.zeros(table.num_rows, np.int64))
+
+
+def _sizes(array: Any) -> Any:
+    kind, types = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return _sizes(array.storage)
+    if types.is_struct(kind):
+        inner = sum(_sizes(array.field(i)) for i in range(kind.num_fields))
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        values = [array.keys, array.items] if types.is_map(kind) else [array.values]
+        ends = np.concatenate([[0], np.cumsum(sum(map(_sizes, values)))])
+        inner = np.diff(ends[np.asarray(array.offsets)])
+    elif types.is_fixed_size_list(kind):
+        length = kind.list_size
+        values = array.values.slice(array.offset * length, len(array) * length)
+        inner = _sizes(values).reshape(len(array), length).sum(axis=1)
+    else:
+        return _flat_sizes(array)
+    return np.where(np.asarray(array.is_valid()), inner, 0)
+
+
+def _flat_sizes(array: Any) -> Any:
+    kind, types = array.type, pa.types
+    if types.is_binary_view(kind):
+        array = array.cast(pa.large_binary())
+    elif types.is_string_view(kind):
+        array = array.cast(pa.large_string())
+    kind = array.type
+    if types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+    elif any(is_(kind) for is_ in _OF_ANY_LENGTH):
+        return np.asarray(pc.binary_length(array).fill_null(0)).astype(np.int64) + _WIDTH
+    else:
+        width = _WIDTH
+    return np.full(len(array), width, np.int64)
+
+
+def _joined(batches: list[Any]) -> Any:
+    """A table of one chunk. What is already one is not copied."""
+    table = pa.Table.from_batches(batches)
+    return table if len(batches) == 1 else table.unify_dictionaries().combine_chunks()
 
 
 def _kept_metadata(

@@ -19,6 +19,7 @@ import orjson
 
 from muster.base.codec import read_json
 from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.pipeline.sinks.lines import as_json
 from muster.pipeline.sinks.parts import Part, blocks, records
 from muster.pipeline.sources.columnar import Again
 from muster.pipeline.sources.source import DataFile
@@ -207,7 +208,7 @@ def value_of(cell: str) -> Any:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return "" if value is None else orjson.dumps(value).decode()
+    return "" if value is None else as_json(value).decode()
 
 
 def encoder_for(spec: SinkSpec, parts: Sequence[Part]) -> Encoder:

@@ -120,7 +120,7 @@ class Seen:
         is_far = self.least < -_EXACT_IN_FLOAT or self.most > _EXACT_IN_FLOAT
         if len(names) > 1 and is_far:
             return "floats, and integers too large for a float"
-        if self.most > _MAX_INT64:
+        if self.least < -_MAX_INT64 - 1 or self.most > _MAX_INT64:
             return "integers beyond 64 bits with a sign"
         if None in self.zones and len(self.zones) > 1:
             return "times with and without a time zone"
@@ -148,10 +148,11 @@ def survey(
     """The columns of all records, in the order in which they first appear.
 
     Of a column that stages have changed in some records, or that is ``declared``, or whose files
-    disagree, the values in the Arrow data count as any others.
+    disagree, the values in the Arrow data count as any others. Whether the parts are whole shows
+    when they are written.
     """
     parts, found = list(parts), dict[str, Seen]()
-    for batch in batches(parts, again):
+    for batch in batches(parts, again, is_look=True):
         _note(batch, found)
     apart = {
         name for name, seen in found.items() if seen.carried and (seen.kinds or name in declared)
@@ -160,7 +161,7 @@ def survey(
     if apart:
         from muster.pipeline.arrow import json_like
 
-        for batch in batches(parts, again):
+        for batch in batches(parts, again, is_look=True):
             if batch.carried is not None:
                 for name in filter(batch.carried.has, apart):
                     found[name].add(json_like(batch.carried.batch.column(name)))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.errors import MusterError, UsageError
-from muster.pipeline.apart import apart
 from muster.pipeline.sources.conditions import Condition, matches
 from muster.pipeline.sources.files import fingerprint
 from muster.pipeline.sources.source import (
@@ -57,8 +56,11 @@ def footers_of(kind: str, files: Sequence[DataFile]) -> dict[str, Footer]:
     """
     if kind not in _READ or not files:
         return {}
-    is_here = "pyarrow" in sys.modules
-    return read_footers(kind, files) if is_here else apart(read_footers, kind, files)
+    if "pyarrow" in sys.modules:
+        return read_footers(kind, files)
+    from muster.pipeline.apart import apart  # here, because no worker needs it
+
+    return apart(read_footers, kind, files)
 
 
 def read_footers(kind: str, files: Sequence[DataFile]) -> dict[str, Footer]:

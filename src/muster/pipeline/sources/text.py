@@ -34,6 +34,11 @@ _DIGITS = bytes(48 if 48 <= code <= 57 else 0 for code in range(256))
 _LONG_NUMBER = b"0" * 19
 
 
+def has_long_number(text: bytes) -> bool:
+    """Whether there may be an integer that orjson reads as a float."""
+    return _LONG_NUMBER in text.translate(_DIGITS)
+
+
 class JsonLines:
     """``cut.place`` is a byte, ``cut.line`` the number of lines before it."""
 
@@ -182,7 +187,7 @@ def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
             continue
         text = b"".join((*kept, head))
         kept = [tail]
-        yield text.split(b"\n"), _LONG_NUMBER not in text.translate(_DIGITS)
+        yield text.split(b"\n"), not has_long_number(text)
     rest = b"".join(kept)
     if rest:
         yield [rest], False

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, parts_of
 
 from muster.base.errors import UsageError
 from muster.pipeline.sinks import columnar
-from muster.pipeline.sinks.formats import SinkSpec, read_output
+from muster.pipeline.sinks.formats import SinkSpec, encoder_for, read_output
 from muster.pipeline.sinks.merge import Merged, merge
+from muster.pipeline.sinks.parts import Part
 
 
 def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> Merged:
@@ -105,6 +110,25 @@ def test_types_are_those_of_all_parts(tmp_path: Path) -> None:
     assert [v for v in table["mix"].to_pylist() if v is not None] == ['"t"', "3"]
 
 
+def test_integers_of_any_size_keep_their_digits(tmp_path: Path) -> None:
+    line = b'{"a":%d,"b":[%d],"c":1.5}\n' % (10**40, -(2**70))
+    rows = tmp_path / "part.jsonl"
+    rows.write_bytes(line + b'{"a":1,"b":[],"c":2}\n')
+    data = rows.read_bytes()
+    one = Part(0, 0, 2, rows, 2, len(data), hashlib.sha256(data).hexdigest(), None, 0)
+    meant = [{"a": 10**40, "b": [-(2**70)], "c": 1.5}, {"a": 1, "b": [], "c": 2}]
+    for name in ("out.parquet", "out.csv"):
+        encoder = encoder_for(sink(tmp_path, name), [one])
+        with (tmp_path / name).open("wb") as file:
+            encoder.write([one], file)
+    table = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    found = [{"a": json.loads(r["a"]), "b": json.loads(r["b"]), "c": r["c"]} for r in table]
+    assert found == meant
+    with (tmp_path / "out.csv").open(newline="") as file:
+        read = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    assert read == meant
+
+
 def test_a_struct_with_data_for_keys_is_json_text(tmp_path: Path) -> None:
     rows = [{"scores": {f"user-{n}": n}} for n in range(800)]
     write(tmp_path, "out.parquet", [[rows]])
@@ -183,6 +207,37 @@ def test_row_groups_are_bounded_for_many_rows_and_for_wide_ones(tmp_path: Path) 
         assert sum(sizes) == count
         assert len(sizes) == 2
         assert sizes[0] <= 101_024 if name == "many" else 110 <= sizes[0] <= 170
+
+
+wide_rows = st.lists(
+    st.fixed_dictionaries(
+        {"n": st.integers(0, 9), "text": st.text("ab\u00e4", max_size=90)},
+        optional={"list": st.lists(st.floats(0, 1), max_size=9), "deep": st.just({"x": ["yz"]})},
+    ),
+    min_size=20,
+    max_size=60,
+)
+
+
+@examples(40)
+@given(wide_rows, st.sets(st.integers(1, 59)), st.sets(st.integers(1, 59)))
+def test_parquet_has_the_same_bytes_wherever_parts_end(
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, one: set[int], two: set[int]
+) -> None:
+    folder, found = tmp_path_factory.mktemp("cut"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columnar, "GROUP_BYTES", 200)
+        for name, places in (("one", one), ("two", two)):
+            ends = [0, *sorted(n for n in places if n < len(rows)), len(rows)]
+            parts = parts_of(folder / name, [[rows[a:b] for a, b in itertools.pairwise(ends)]])
+            encoder = encoder_for(sink(folder, "out.parquet"), parts)
+            with io.BytesIO() as file:
+                encoder.write(parts, file)
+                found.append(file.getvalue())
+    assert found[0] == found[1]
+    groups = pq.ParquetFile(pa.BufferReader(found[0])).metadata
+    sizes = [groups.row_group(n).num_rows for n in range(groups.num_row_groups)]
+    assert max(sizes) <= 200 // 16 + 1
 
 
 @examples(60)
