@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 
 import torch
 
 from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
+from muster.rank.freed_memory import freed_memory_kept
 from muster.rank.life import (
     Decision,
     Interval,
@@ -51,6 +53,9 @@ class AgentTrainer(Trainer):
             run.gang, run.folder, run.progress.steps, run.say,
             with_tensorboard=run.config.tensorboard,
         )  # fmt: skip
+        self._memory = ExitStack()
+        if run.gang.device.type == "cpu":
+            self._memory.enter_context(freed_memory_kept())
 
     def begin(self) -> None:
         run = self.run
@@ -160,6 +165,7 @@ class AgentTrainer(Trainer):
     def close(self) -> None:
         self.run.env.close()
         self._reporter.close()
+        self._memory.close()
 
     def _check_identical(self, when: str) -> None:
         check_identical(dict(self.run.policy.named_parameters()), self.gang.council, when)
