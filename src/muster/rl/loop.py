@@ -35,7 +35,7 @@ from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_val
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun, prepare, with_rank
 from muster.rl.task import AgentTask, make_agent_task
-from muster.rl.update import Agreed, Experience, agree, end_for_nan, no_room_error, update
+from muster.rl.update import Agreed, Experience, agree, end_for_rollout, no_room_error, update
 
 
 class AgentTrainer(Trainer):
@@ -101,8 +101,7 @@ class AgentTrainer(Trainer):
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
             if not agreed.is_finite:
-                what = "A reward, an observation or a value"
-                end_for_nan(run, what, "look at what the environment returns")
+                end_for_rollout(run, rollout)
             device = run.gang.device
             advantages = normalise_advantages(
                 returns.advantages,

@@ -22,7 +22,7 @@ from muster.agents import (
 from muster_recipes.clstm_ppo.market import Market
 
 #: Activations of one call of the feature LSTM on a CPU. In calls of 55 MB a third of the time went
-#: to pages that the system gave and took back; memory of 16 MiB stays with the process.
+#: to pages that the system gave and took back; calls of 16 MiB get theirs from the heap.
 _BYTES_PER_CALL = 16 << 20
 #: Windows in one call elsewhere.
 _WINDOWS_PER_CALL = 8192
