@@ -12,15 +12,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-#: The largest that glibc takes. Larger blocks still come from the system and go back at once.
-_LARGEST_KEPT = 32 << 20
-_NEVER = -1
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+_NEVER, _NONE = -1, 0
+#: As glibc begins, and where its own adaption ends, which setting a value switches off.
+_USUAL_BLOCKS, _USUAL_TRIM = 65536, 64 << 20
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Inside it, freed blocks of up to 32 MiB stay with the process; they are given back after it.
+    """Inside it, freed memory stays with the process; the end of the heap is given back after it.
 
     It changes nothing where malloc is not glibc's.
     """
@@ -28,11 +28,11 @@ def freed_memory_kept() -> Iterator[None]:
     if libc is None or not hasattr(libc, "gnu_get_libc_version"):
         yield
         return
-    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+    libc.mallopt(_MMAP_MAX, _NONE)  # blocks from the system would go back at once
     libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        # Where glibc's own adaption ends, which setting a value has switched off.
-        libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_KEPT)
+        libc.mallopt(_MMAP_MAX, _USUAL_BLOCKS)
+        libc.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
         libc.malloc_trim(0)
