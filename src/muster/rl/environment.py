@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from muster.base.errors import UsageError
+from muster.base.errors import TargetError, UsageError
 
 Split = Literal["train", "val", "test"]
 #: Named tensors of shape [num_envs, ...], on the environments' device.
@@ -204,6 +204,7 @@ class BatchedEnv(ABC):
     def step(self, actions: Tensor) -> Outcome:
         self._check_begun("step")
         change = self.advance(actions)
+        self._check_change(change)
         final = self.observe()
         ended = change.terminated | change.truncated
         self.episode = self.episode + ended
@@ -242,6 +243,14 @@ class BatchedEnv(ABC):
     def close(self) -> None:
         return
 
+    def _check_change(self, change: Change) -> None:
+        # Before the flags meet other rows: a column of them would make a table of the episodes.
+        who, rows = f"The environments {self._spec.name!r}", (self._spec.num_envs,)
+        given: tuple[Any, Any, Any] = change[:3]
+        for name, values in zip(Change._fields, given, strict=False):
+            if not isinstance(values, Tensor) or values.shape != rows:
+                raise _wrong(who, name, values, rows, "float32" if name == "reward" else "bool")
+
     def _check_begun(self, call: str) -> None:
         if not self._is_begun:
             raise RuntimeError(f"{call} before reset: call reset() or restore() first.")
@@ -249,3 +258,107 @@ class BatchedEnv(ABC):
 
 def _chosen(which: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.where(which.view(-1, *[1] * (second.dim() - 1)), first, second)
+
+
+# ------------------------------------------------------------------------------------- checks
+# Without them torch would often make something of a wrong shape: it repeats one row for all
+# environments, or makes a table of a column of rewards.
+
+_FLAGS = ("terminated", "truncated", "starts", "valid")
+
+
+def check_spec(who: str, spec: EnvSpec, num_envs: int) -> None:
+    """TargetError where ``spec`` is of other environments than were asked for, or of actions that
+    cannot be learnt. ``who``: begins the sentence, such as "The environments of Recaller".
+    """
+    if not isinstance(spec.actions, Discrete | Continuous):
+        raise TargetError(
+            f"{who} have the actions {spec.actions!r}, which are neither muster.agents.Discrete "
+            "nor Continuous.",
+            hint="write Discrete(number of actions) or Continuous(lows, highs) in the spec.",
+        )
+    if spec.num_envs != num_envs:
+        raise TargetError(
+            f"{who} are {spec.num_envs} by their spec, and {num_envs} were asked for.",
+            hint="make place.num_envs of them, and say so in the spec.",
+        )
+
+
+def check_observation(who: str, spec: EnvSpec, seen: Observation, call: str = "reset") -> None:
+    """TargetError where the observation that ``call`` gives is not what ``spec`` says."""
+    if not isinstance(seen, Mapping):
+        raise TargetError(
+            f"{who} give {_shown(seen)} as an observation ({call}), which has to be a dict of "
+            "tensors by name.",
+            hint="return what the spec names, such as {'observation': tensor}.",
+        )
+    for name, entry in spec.observation.items():
+        said, got = (spec.num_envs, *entry.shape), seen.get(name)
+        if not isinstance(got, Tensor) or tuple(got.shape) != said or got.dtype != entry.dtype:
+            raise TargetError(
+                f"{who} give {_shown(got)} for the observation {name!r} ({call}), and their spec "
+                f"says {said} of {_kind(entry.dtype)}: environments first.",
+                hint="correct the Entry of the spec, or what reset and step give.",
+            )
+
+
+def check_outcome(who: str, spec: EnvSpec, outcome: Outcome) -> None:
+    """TargetError where a step gives what ``spec`` and ``Outcome`` do not say."""
+    check_observation(who, spec, outcome.observation, "step")
+    check_observation(who, spec, outcome.final, "step, final")
+    said = (spec.num_envs,)
+    reward: Any = outcome.reward
+    if not isinstance(reward, Tensor) or reward.shape != said or not reward.is_floating_point():
+        raise _wrong(who, "reward", reward, said, "float32")
+    for name in _FLAGS:
+        flags: Any = getattr(outcome, name)
+        if not isinstance(flags, Tensor) or flags.shape != said or flags.dtype != torch.bool:
+            raise _wrong(who, name, flags, said, "bool")
+    for name in spec.extras:
+        extra: Any = outcome.extras.get(name)
+        if not isinstance(extra, Tensor) or extra.shape != said:
+            raise _wrong(who, f"extra {name!r}", extra, said, "any number")
+
+
+def check_same_kind(who: str, name: str, first: Tensor, now: Tensor) -> None:
+    """TargetError where a later step gives another shape or type than the ``first``."""
+    if now.shape != first.shape or now.dtype != first.dtype:
+        raise TargetError(
+            f"{who} gave {_shown(first)} for {name!r} at first and now give {_shown(now)}.",
+            hint="every step has to give the same shapes and types.",
+        )
+
+
+def check_masks(who: str, observation: Observation, valid: Tensor) -> None:
+    """TargetError where a mask of a whole rollout, [T, N, actions], allows nothing."""
+    mask = observation.get(ACTION_MASK)
+    if mask is None:
+        return
+    nothing = ~mask.any(-1) & valid
+    if bool(nothing.any()):
+        step, env = nothing.nonzero()[0].tolist()
+        raise TargetError(
+            f"{who} gave an {ACTION_MASK} that allows nothing, in environment {env} of this rank "
+            f"at step {step} of the rollout.",
+            hint="end an episode in which nothing can be done.",
+        )
+
+
+def _wrong(who: str, name: str, got: object, said: tuple[int, ...], kind: str) -> TargetError:
+    return TargetError(
+        f"{who} give {_shown(got)} for the {name} of a step, which has to be {said} of {kind}: one "
+        "value for each environment.",
+        hint="correct what advance or step returns.",
+    )
+
+
+def _shown(got: object) -> str:
+    if got is None:
+        return "nothing"
+    if isinstance(got, Tensor):
+        return f"a tensor of shape {tuple(got.shape)} of {_kind(got.dtype)}"
+    return f"a value of {type(got).__name__}"
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -20,7 +20,16 @@ from muster.rank.process_group import Gang
 from muster.rank.task import name_of, raise_together, rehearsing, tried
 from muster.rl import streams
 from muster.rl.distributions import distribution, draw
-from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, Split, VectorEnv
+from muster.rl.environment import (
+    ACTION_MASK,
+    EnvSpec,
+    Observation,
+    Place,
+    Split,
+    VectorEnv,
+    check_observation,
+    check_outcome,
+)
 from muster.rl.policy import Policy
 from muster.rl.statistics import interval
 from muster.rl.task import AgentTask, make_environments
@@ -106,12 +115,15 @@ def play(
 
 def try_steps(policy: Policy, env: VectorEnv, *, device: torch.device, num_steps: int = 3) -> None:
     """Take a few steps of ``policy`` in ``env``, to see that they work."""
+    who = f"The environments {env.spec.name!r}"
     observation = env.reset()
+    check_observation(who, env.spec, observation)
     home = next(iter(observation.values())).device
     with torch.no_grad(), _evaluating(policy):
         player = _PolicyPlayer(policy, env.spec, True, 0, 0, device)
         for step in range(num_steps):
             outcome = env.step(player(observation, step).to(home))
+            check_outcome(who, env.spec, outcome)
             observation, player.starts = outcome.observation, outcome.starts
 
 

@@ -323,12 +323,27 @@ class GymnasiumEnvs:
                     f"{self._name}: a process that steps an environment has died ({error!r}).",
                     hint="was it killed for memory? Sync vectorization shows a crash in place.",
                 ) from error
+            if isinstance(error, ValueError) and (told := _odd_shape(self._envs)):
+                raise UsageError(
+                    f"{self._name}: {told}.",
+                    hint="correct the observation_space, or what reset and step give.",
+                ) from error
             raise
 
     def _abandon(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             abandon(self._envs)
+
+
+def _odd_shape(envs: _VectorEnv) -> str | None:
+    """Which environment gives an array of another shape than its space, where Gymnasium tells."""
+    shape = envs.single_observation_space.shape
+    for row, seen in enumerate(getattr(envs.unwrapped, "_env_obs", ())):
+        got = getattr(seen, "shape", shape)
+        if shape is not None and got != shape:
+            return f"environment {row} gives an observation of shape {got}, its space says {shape}"
+    return None
 
 
 def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 
 import torch
 
 from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
+from muster.rank.freed_memory import freed_memory_kept
 from muster.rank.life import (
     Decision,
     Interval,
@@ -33,7 +35,7 @@ from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_val
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun, prepare, with_rank
 from muster.rl.task import AgentTask, make_agent_task
-from muster.rl.update import Agreed, Experience, agree, end_for_nan, no_room_error, update
+from muster.rl.update import Agreed, Experience, agree, end_for_rollout, no_room_error, update
 
 
 class AgentTrainer(Trainer):
@@ -51,6 +53,9 @@ class AgentTrainer(Trainer):
             run.gang, run.folder, run.progress.steps, run.say,
             with_tensorboard=run.config.tensorboard,
         )  # fmt: skip
+        self._memory = ExitStack()
+        if run.gang.device.type == "cpu":
+            self._memory.enter_context(freed_memory_kept())
 
     def begin(self) -> None:
         run = self.run
@@ -96,8 +101,7 @@ class AgentTrainer(Trainer):
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
             if not agreed.is_finite:
-                what = "A reward, an observation or a value"
-                end_for_nan(run, what, "look at what the environment returns")
+                end_for_rollout(run, rollout)
             device = run.gang.device
             advantages = normalise_advantages(
                 returns.advantages,
@@ -160,6 +164,7 @@ class AgentTrainer(Trainer):
     def close(self) -> None:
         self.run.env.close()
         self._reporter.close()
+        self._memory.close()
 
     def _check_identical(self, when: str) -> None:
         check_identical(dict(self.run.policy.named_parameters()), self.gang.council, when)

@@ -18,7 +18,16 @@ from torch import Tensor
 from muster.base.errors import UsageError
 from muster.rank.precision import Precision
 from muster.rl.distributions import distribution, draw
-from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, VectorEnv
+from muster.rl.environment import (
+    ACTION_MASK,
+    EnvSpec,
+    Observation,
+    Place,
+    VectorEnv,
+    check_masks,
+    check_outcome,
+    check_same_kind,
+)
 from muster.rl.policy import Policy, State
 from muster.rl.streams import ACTION
 
@@ -183,7 +192,8 @@ def collect(
     """
     spec = env.spec
     random = _random_numbers(spec, place, carry.num_steps, num_steps)
-    kept = _Columns(num_steps)
+    who = f"The environments {spec.name!r}"
+    kept = _Columns(num_steps, who)
     waits = place.device.type == "cpu"
     finals = Finals(spec, num_steps, carry.starts, waits=waits)
     start = {name: value.clone() for name, value in carry.state.items()}
@@ -192,6 +202,8 @@ def collect(
             made = actor(carry.observation, carry.state, carry.starts, random[t])
         with clock.stepping():
             outcome = env.step(made.actions)
+        if t == 0:
+            check_outcome(who, spec, outcome)
         kept.put(t, "observation", carry.observation)
         kept.put(t, "", {
             "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
@@ -202,6 +214,7 @@ def collect(
         finals.keep(t, outcome.truncated, outcome.final, made.state)
         carry.observation, carry.state = outcome.observation, made.state
         carry.starts = outcome.starts
+    check_masks(who, kept.group("observation"), kept.group("")["valid"])
     carry.num_steps += num_steps
     with clock.acting():
         last_value = actor.value(carry.observation, carry.state, carry.starts)
@@ -227,8 +240,9 @@ def _random_numbers(spec: EnvSpec, place: Place, first: int, num_steps: int) -> 
 class _Columns:
     """Named tensors [T, ...] that are filled step by step."""
 
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self, num_steps: int, who: str) -> None:
+        """``who`` gives them, in errors."""
+        self._num_steps, self._who = num_steps, who
         self._groups: dict[str, dict[str, Tensor]] = {}
 
     def put(self, t: int, group: str, values: Mapping[str, Tensor]) -> None:
@@ -236,7 +250,9 @@ class _Columns:
         for name, value in values.items():
             if name not in columns:
                 columns[name] = value.new_empty((self._num_steps, *value.shape))
-            columns[name][t] = value
+            row = columns[name][t]
+            check_same_kind(self._who, name, row, value)
+            row.copy_(value)
 
     def group(self, name: str) -> dict[str, Tensor]:
         return self._groups.get(name, {})

@@ -33,13 +33,13 @@ from muster.rank.seeding import STEP, mix, seed_everything, use_deterministic
 from muster.rank.state import Say, Start, State, newest_state, seed_model
 from muster.rank.task import check_gives
 from muster.rl.config import PpoConfig
-from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv, check_observation
 from muster.rl.evaluation import rehearse
 from muster.rl.policy import Policy
 from muster.rl.progress import AgentLimits, AgentProgress, Running, Window
 from muster.rl.rollout import Actor, Carry, PhaseClock
 from muster.rl.statistics import ReturnScale
-from muster.rl.task import AgentTask, check_observation, make_environments
+from muster.rl.task import AgentTask, make_environments
 from muster.run.folder import RunFolder
 
 #: Seeds of the splits' environments are apart.
@@ -177,7 +177,8 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     )
     if checkpoint is None:
         run.carry.observation = env.reset()
-        check_observation(task, env.spec, run.carry.observation)
+        who = f"The environments of {type(task).__name__}"
+        check_observation(who, env.spec, run.carry.observation)
     else:
         _go_on(run, checkpoint, extra)
     if run.limits.is_over(run.progress) is None:

@@ -11,7 +11,7 @@ import torch
 
 from muster.base.errors import TargetError
 from muster.rank.task import find_class, make, name_of
-from muster.rl.environment import EnvSpec, Observation, Place, Split, VectorEnv
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv, check_spec
 from muster.rl.policy import Policy
 
 
@@ -72,21 +72,8 @@ def make_environments(task: AgentTask, split: Split, place: Place) -> VectorEnv:
             "spec of muster.agents.EnvSpec.",
             hint="return muster.agents.make_gymnasium(…), or a VectorEnv of your own.",
         )
+    check_spec(f"The environments of {type(task).__name__}", env.spec, place.num_envs)
     return env
-
-
-def check_observation(task: AgentTask, spec: EnvSpec, seen: Observation) -> None:
-    """TargetError where what ``reset`` has given is not what ``spec`` says."""
-    said = {name: (spec.num_envs, *entry.shape) for name, entry in spec.observation.items()}
-    for name, shape in said.items():
-        got = tuple(seen[name].shape) if seen and name in seen else None
-        if got != shape:
-            given = "nothing" if got is None else f"a tensor of shape {got}"
-            raise TargetError(
-                f"The environments of {type(task).__name__} give {given} for the observation "
-                f"{name!r}, and their spec says {shape}: environments first.",
-                hint="correct the Entry of the spec, or what reset and step give.",
-            )
 
 
 def find_agent_class(target: str) -> type[AgentTask]:

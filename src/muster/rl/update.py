@@ -100,18 +100,40 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
     )
 
 
-def end_for_nan(run: AgentRun, what: str, look: str) -> NoReturn:
+def end_for_rollout(run: AgentRun, rollout: Rollout) -> NoReturn:
+    """Raise NonFinite for a rollout; all ranks must call it together, and all tell the same."""
+    found = [each for each in run.gang.council.gather(_not_finite(run, rollout)) if each]
+    if found:
+        end_for_nan(run, found[0], "correct what the environment gives")
+    end_for_nan(run, "A return or a value", f"{_LOWER_LR} look at what the environment returns")
+
+
+def _not_finite(run: AgentRun, rollout: Rollout) -> str | None:
+    """The first reward or observation of this rank that is no number, and where it was."""
+    named = {f"observation {name!r}": values for name, values in rollout.observation.items()}
+    for what, values in {"reward": rollout.rewards, **named}.items():
+        bad = ~torch.isfinite(values.flatten(1)).view(*values.shape[:2], -1).all(-1) & rollout.valid
+        if bool(bad.any()):
+            step, env = bad.nonzero()[0].tolist()
+            number = run.place.first_env + env
+            return f"The {what} of environment {number} at step {step} of the rollout"
+    return None
+
+
+_LOWER_LR = "a lower --lr helps most often; then"
+
+
+def end_for_nan(run: AgentRun, what: str, advice: str) -> NoReturn:
     """Raise NonFinite once the last good checkpoint is whole; all ranks must call it together.
 
-    ``what`` is no number; ``look``: what helps, after a lower learning rate.
+    ``what`` is no number; ``advice``: what helps.
     """
     run.state.wait()
     run.gang.council.meet()
     raise NonFinite(
         f"{what} is no longer a number in update {run.progress.updates + 1}, after step "
         f"{run.progress.steps:,}.",
-        hint=f"a lower --lr helps most often; then {look}. The same command goes on from the last "
-        "checkpoint.",
+        hint=f"{advice}. The same command goes on from the last checkpoint.",
     )
 
 
@@ -268,7 +290,8 @@ def _step(run: AgentRun) -> float:
         run.scaler.unscale_(run.optimizer)
     norm = float(run.replica.clip(run.config.max_grad_norm))  # global: the same on all ranks
     if run.scaler is None and not math.isfinite(norm):
-        end_for_nan(run, f"The gradient, of norm {norm},", "look at the policy's own functions")
+        advice = f"{_LOWER_LR} look at the policy's own functions"
+        end_for_nan(run, f"The gradient, of norm {norm},", advice)
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
@@ -282,7 +305,7 @@ def _check_finite(run: AgentRun, sums: list[float]) -> None:
         return
     names = ("policy loss", "value loss", "entropy", "divergence", "clipped", "count")
     shown = ", ".join(f"{n} {v}" for n, v in zip(names, sums, strict=True))
-    end_for_nan(run, f"A loss (sums: {shown})", "a lower --max-grad-norm")
+    end_for_nan(run, f"A loss (sums: {shown})", f"{_LOWER_LR} a lower --max-grad-norm")
 
 
 def _means(learned: Learned, sums: list[float], norms: list[float]) -> Learned:

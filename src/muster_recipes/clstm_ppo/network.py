@@ -22,14 +22,12 @@ from muster.agents import (
 from muster_recipes.clstm_ppo.market import Market
 
 #: Activations of one call of the feature LSTM on a CPU. In calls of 55 MB a third of the time went
-#: to pages that the system gave and took back; memory of 16 MiB stays with the process.
+#: to pages that the system gave and took back; calls of 16 MiB get theirs from the heap.
 _BYTES_PER_CALL = 16 << 20
 #: Windows in one call elsewhere.
 _WINDOWS_PER_CALL = 8192
-#: With more windows than this their activations are computed again in backward rather than kept;
-#: at 30 bars and 256 units these are about 2 GiB. On a CPU that is faster, too: kept ones are pages
-#: that the system has to give.
-_WINDOWS_KEPT = 8192
+#: Activations of more than this are computed again in backward rather than kept.
+_BYTES_KEPT = 2 << 30
 
 
 class CascadedPolicy(Policy):
@@ -115,7 +113,8 @@ class CascadedPolicy(Policy):
         is_cpu = bars.device.type == "cpu"
         at_once = max(1, _BYTES_PER_CALL // self._bytes_per_window) if is_cpu else _WINDOWS_PER_CALL
         parts = torch.split(bars, at_once)
-        if torch.is_grad_enabled() and len(bars) > _WINDOWS_KEPT:
+        is_much = len(bars) * self._bytes_per_window > _BYTES_KEPT
+        if torch.is_grad_enabled() and is_much:
             encoded = [checkpoint(self._encode, part, use_reentrant=False) for part in parts]
         else:
             encoded = [self._encode(part) for part in parts]

@@ -232,7 +232,7 @@ def test_many_windows_go_in_calls_of_bounded_size(
     sizes.clear()
     each = 7 * WINDOW * 7 * 8  # gates, h, c and tanh(c) of 7 units, in float64
     monkeypatch.setattr(network, "_BYTES_PER_CALL", at_once * each)
-    monkeypatch.setattr(network, "_WINDOWS_KEPT", kept)
+    monkeypatch.setattr(network, "_BYTES_KEPT", kept * each)
     for one, two in zip(encoded(), expected, strict=True):
         assert torch.allclose(one, two, atol=1e-12)
     calls = 4 if at_once == 5 else 1

@@ -183,7 +183,10 @@ def test_what_is_not_a_number_ends_all_ranks(trained: Outcomes) -> None:
     for rank in (0, 1):
         found = trained.of("nan", rank)
         assert "MusterError" in found.kinds and found.exit_code == 1
-        assert "no longer a number" in (found.error or "")
+        # Every rank says where it was, also the one on which all is well.
+        assert "The reward of environment " in (found.error or "")
+        assert " is no longer a number in update " in (found.error or "")
+        assert "correct what the environment gives" in (found.error or "")
 
 
 def test_memory_that_runs_out_is_told_with_what_takes_it(trained: Outcomes) -> None:

@@ -151,7 +151,7 @@ def test_a_finish_that_only_draws_gives_nothing(tmp_path: Path) -> None:
         (WrongMonitor, "did you mean 'return'?"),
         (NoEnvironments, "NoEnvironments.environments gave NoneType for 'train'"),
         (NoPolicy, "NoPolicy.policy gave NoneType, not Policy."),
-        (WrongSpec, "and their spec says (8, 5): environments first."),
+        (WrongSpec, "and their spec says (8, 5) of float32: environments first."),
     ],
 )
 def test_a_mistake_ends_before_the_first_step(

@@ -54,6 +54,20 @@ def test_observations_that_are_no_numbers_are_refused(mode: str, at: int) -> Non
             env.step(torch.tensor([0, 0]))
 
 
+def test_observations_of_another_shape_than_their_space_are_told() -> None:
+    def shrink(env: Ladder) -> None:
+        env.seen = lambda: np.zeros(2)  # type: ignore[method-assign]
+
+    env = of(lambda: kind_of("Shrinks", trouble=staticmethod(shrink))(trouble_at=2))
+    env.reset()
+    env.step(torch.tensor([0, 0]))
+    with pytest.raises(UsageError) as caught:
+        env.step(torch.tensor([0, 0]))
+    assert str(caught.value).startswith(
+        "SyncVectorEnv: environment 0 gives an observation of shape (2,), its space says (3,)."
+    )
+
+
 def error_of(env_id: str, **keywords: Any) -> MusterError:
     with pytest.raises(MusterError) as caught:
         make_gymnasium(env_id, place_of(2), **keywords)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ class Wide(BatchedCartPole):
     def __init__(self, place: Place, max_steps: int, wide: bool) -> None:
         super().__init__(place, max_steps=max_steps)
         self._wide = wide
+        if wide:
+            entry = self._spec.observation["observation"]._replace(dtype=torch.float64)
+            self._spec = dataclasses.replace(self._spec, observation={"observation": entry})
 
     def observe(self) -> Observation:
         seen = super().observe()

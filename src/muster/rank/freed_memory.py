@@ -1,0 +1,38 @@
+"""What a process on the CPU frees stays with it, so that the next step need not ask for it again.
+
+glibc gives the end of its memory back to the system whenever enough of it is free, and large blocks
+always. A training frees nearly all of its activations in every backward and asks for as much in the
+next forward: each page is then given and cleared once more, a third of the time of learning.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+_NEVER, _NONE = -1, 0
+#: As glibc begins, and where its own adaption ends, which setting a value switches off.
+_USUAL_BLOCKS, _USUAL_TRIM = 65536, 64 << 20
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Inside it, freed memory stays with the process; the end of the heap is given back after it.
+
+    It changes nothing where malloc is not glibc's.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
+        yield
+        return
+    libc.mallopt(_MMAP_MAX, _NONE)  # blocks from the system would go back at once
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_MAX, _USUAL_BLOCKS)
+        libc.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
+        libc.malloc_trim(0)

@@ -1,0 +1,59 @@
+"""Memory that a training frees is not asked for again, page by page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
+
+#: Page faults of taking, filling and freeing 128 MiB for the third time, in blocks of 16 MiB, and
+#: what the process holds afterwards. In a process of its own: malloc's settings last as long.
+PROGRAM = """
+import contextlib, ctypes, json, resource, sys
+from muster.rank.freed_memory import freed_memory_kept
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes, size = [ctypes.c_void_p], 16 << 20
+
+def fill():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(size) for _ in range(8)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks:
+        libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def held_mib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+start = held_mib()
+with freed_memory_kept() if sys.argv[1] == "kept" else contextlib.nullcontext():
+    again = [fill() for _ in range(3)][-1]
+    inside = held_mib() - start
+print(json.dumps({"again": again, "inside": inside, "after": held_mib() - start}))
+"""
+
+
+def measured(how: str) -> dict[str, float]:
+    words = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found: dict[str, float] = json.loads(told)
+    return found
+
+
+def test_memory_freed_inside_is_used_again_and_given_back_after_it() -> None:
+    usual = measured("usual")
+    assert usual["again"] > 30_000
+    assert usual["inside"] < 64
+    kept = measured("kept")
+    assert kept["again"] < 100
+    assert kept["inside"] > 120
+    assert kept["after"] < 64
