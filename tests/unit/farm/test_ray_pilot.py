@@ -31,7 +31,8 @@ async def answers_of(folder: Path) -> tuple[int, float, set[int]]:
     setup = PilotSetup(
         version=muster_version(), run_path=str(run.path), token_path=str(run.pilot_token),
         token="t", run_id="0" * 32, slot_id=0, targets={"1": dataclasses.asdict(spec)},
-        roots=[str(folder)], digests={str(target): digest_of(target)}, input_files={},
+        roots=[str(folder)], digests={str(target): digest_of(target)}, kept_code="",
+        input_files={},
     )  # fmt: skip
     pilot, reader = Pilot(), remote.EventReader()
     assert (await pilot.open(setup.to_json()))["is_shared"]
