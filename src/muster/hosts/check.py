@@ -280,10 +280,15 @@ def try_links(connections: Sequence[Connection]) -> Links:
             socket.create_connection(places[one.host.name], timeout=3).close()
         except OSError as error:
             broken.append(("here", one.host.name, error.strerror or str(error)))
-    for one in far:
+
+    def reached(one: Connection) -> list[tuple[str, str, str]]:
         others = {name: place for name, place in places.items() if name != one.host.name}
         answers = one.ask("reach", list(others.values()), limit_s=30.0 + 3 * len(others))
-        broken += [(one.host.name, n, why) for n, why in zip(others, answers, strict=True) if why]
+        return [(one.host.name, n, why) for n, why in zip(others, answers, strict=True) if why]
+
+    if len(places) > 1:
+        with ThreadPoolExecutor(len(far)) as pool:  # some are far away
+            broken += [link for links in pool.map(reached, far) for link in links]
     return Links(head, addresses, broken)
 
 

@@ -22,14 +22,21 @@ _OLD_S = 30 * 86_400.0
 #: What is half done goes after so many seconds.
 _LEFT_S = 86_400.0
 _SUM = ".sum"
+_OTHER_PLACE = "name another folder with --setup 'export XDG_CACHE_HOME=…'"
 
 
 class KeptCode:
-    """Raises SetupError where others could put code of theirs in its place."""
+    """Raises SetupError where nothing can be kept, or others could put theirs in its place."""
 
     def __init__(self) -> None:
         self.cache = Path(variable("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
-        self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SetupError(
+                f"{self.cache}, where code is kept for the next start, cannot be made "
+                f"({error.strerror}): make its place writable, or {_OTHER_PLACE}"
+            ) from None
         for folder in (self.cache.parent, self.cache):
             _refuse_foreign(folder)
         self.folder = closed(self.cache / "code")
@@ -84,8 +91,7 @@ def _refuse_foreign(folder: Path) -> None:
     if whose:
         raise SetupError(
             f"{folder}, where code is kept for the next start, {whose}: others could put theirs in "
-            f"its place; close it to them (chmod go-w {folder}), or name another folder with "
-            "--setup 'export XDG_CACHE_HOME=…'"
+            f"its place; close it to them (chmod go-w {folder}), or {_OTHER_PLACE}"
         )
 
 

@@ -131,6 +131,7 @@ class RayHosts:
         self._has_head, self._has_room, self._is_up, self._is_over = (
             threading.Event() for _ in range(4)
         )
+        self._leading = threading.Lock()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
         self._thread.start()
@@ -209,13 +210,8 @@ class RayHosts:
         finally:
             close_all(spare)
         self._connections |= {one.host.name: one for one in opened}
-        links = try_links([self._connections[node.host.name] for node in nodes])
-        if request.through_ssh or links.broken or links.head is None:
-            if links.broken:
-                self.news.put(_told(links.broken))
+        if request.through_ssh or not self._reach_each_other(nodes):
             self._go_through_ssh(near, far, known)
-        else:
-            self._addresses = {**links.addresses, LOCAL: links.head}
         # All import Ray at once, and the nodes wait for the address of the head.
         with ThreadPoolExecutor(len(far) + 1) as pool:
             try:
@@ -229,6 +225,14 @@ class RayHosts:
                 self._circle.end()
                 raise
         return far
+
+    def _reach_each_other(self, nodes: Sequence[Node]) -> bool:
+        links = try_links([self._connections[node.host.name] for node in nodes])
+        if links.broken:
+            self.news.put(_told(links.broken))
+        elif links.head is not None:
+            self._addresses = {**links.addresses, LOCAL: links.head}
+        return bool(self._addresses)
 
     def _join(self, node: Node) -> None:
         self._finish(node)
@@ -247,8 +251,11 @@ class RayHosts:
         ways = [(node.host, self._with(one)) for node, one in zip(far, forwards, strict=True)]
         opened = open_all(ways, known)
         self._connections |= {one.host.name: one for one in opened}
-        for connection, its in zip(opened, forwards, strict=True):
-            ray_links.connect(connection, self._connections[LOCAL], its)
+        with ThreadPoolExecutor(len(far)) as pool:
+            list(pool.map(self._lead, opened, forwards))
+
+    def _lead(self, connection: Connection, forwards: ray_links.Forwards) -> None:
+        ray_links.connect(connection, self._connections[LOCAL], forwards, self._leading)
 
     def _with(self, forwards: ray_links.Forwards) -> Way:
         return dataclasses.replace(self._way, forwards=forwards.words)
@@ -292,7 +299,7 @@ class RayHosts:
         try:
             _checked(connection)
             if forwards is not None:
-                ray_links.connect(connection, self._connections[LOCAL], forwards)
+                self._lead(connection, forwards)
             self._begin(node)
             self._finish(node)
         except SetupError as error:

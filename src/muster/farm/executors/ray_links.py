@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from muster.base.errors import SetupError
 from muster.hosts import far_relay
@@ -66,18 +69,22 @@ def find_ports(
     connections: Sequence[Connection], workers: Mapping[str, int], head: str
 ) -> dict[str, Ports]:
     """Ports that are free on all of the hosts, as each listens for all others too."""
-    for one in connections:
-        one.ask("use", far_relay.__name__)
     count = sum(len(one.all) for one in share_out(0, workers, head).values()) + len(workers)
-    for _ in range(_TRIES):
-        first = random.randrange(_LOWEST, _HIGHEST - count)
-        if all(one.ask("are_free", ADDRESS, first, count) for one in connections):
-            return share_out(first, workers, head)
+    with ThreadPoolExecutor(len(connections)) as pool:  # some are far away
+        list(pool.map(lambda one: one.ask("use", far_relay.__name__), connections))
+        for _ in range(_TRIES):
+            first = random.randrange(_LOWEST, _HIGHEST - count)
+            if all(pool.map(partial(_are_free, first=first, count=count), connections)):
+                return share_out(first, workers, head)
     raise SetupError(
         f"There are no {count} ports in a row, from {_LOWEST} to {_HIGHEST}, that are free on all "
         "hosts: Ray's connections cannot go through SSH.",
         hint="try again, or use fewer hosts or workers.",
     )
+
+
+def _are_free(connection: Connection, first: int, count: int) -> bool:
+    return bool(connection.ask("are_free", ADDRESS, first, count))
 
 
 @dataclass(frozen=True)
@@ -123,24 +130,29 @@ def hold(here: Connection, ports: Mapping[str, Ports], head: str) -> None:
     _lead(here, dict.fromkeys(far, ""))
 
 
-def connect(connection: Connection, here: Connection, forwards: Forwards) -> None:
+def connect(
+    connection: Connection, here: Connection, forwards: Forwards, leading: threading.Lock
+) -> None:
     """Lead the ports of the host there, and at the host those of all others here.
 
-    SetupError where the host does not forward what it was asked to, or where its own ports are
-    taken: by what is led to another host, if both are one machine.
+    ``leading``: held while this machine is asked. SetupError where the host does not forward what
+    it was asked to, or where its own ports are taken: by what is led to another host, if both are
+    one machine.
     """
     name, own = forwards.name, [*forwards.near]
     connection.ask("use", far_relay.__name__)
-    if not all(connection.ask("are_free", ADDRESS, port, 1) for port in own):
+    if not _are_free(connection, own[0], len(own)):  # they are in a row
         raise SetupError(
             f"{name} is the same machine as this one or as another host of the run, or a port was "
             "taken there meanwhile: Ray's connections cannot go through SSH.",
             hint="name each machine once, and this one localhost; else try again.",
         )
     _lead(connection, forwards.far)
-    _lead(here, forwards.near)
     connection.ask("answer", ADDRESS, own[0])
-    if not here.ask("hear", ADDRESS, own[0], limit_s=60.0):
+    with leading:  # connections are for one thread at a time
+        _lead(here, forwards.near)
+        is_heard = here.ask("hear", ADDRESS, own[0], limit_s=60.0)
+    if not is_heard:
         raise SetupError(
             f"Ports are not forwarded to {name}. Without that Ray's connections cannot go through "
             "SSH.",
