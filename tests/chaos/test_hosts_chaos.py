@@ -293,16 +293,11 @@ def test_a_program_through_every_loss(far: tuple[SshHosts, str], tmp_path: Path)
 
     try:
         for loss in LOSSES:
+            one.end()
+            one.nothing_is_left()
             for path in one.place.iterdir():
                 path.unlink()
-            if loss not in ("coordinator", "reboot"):
-                one.end()
-                one.nothing_is_left()
-                one.start()
-            elif loss == "coordinator":
-                one.end()
-                one.nothing_is_left()
-                one.start()
+            one.start()
             one.until(lambda: one.begun() and len(all_begun()) == 2)
             before = all_begun()
             worker() if loss == "worker" else getattr(one, loss)()
