@@ -267,7 +267,6 @@ def test_a_training_through_every_loss(far: tuple[SshHosts, str], tmp_path: Path
         assert one.driver is not None and one.driver.wait(600) == 0, one.said
     finally:
         one.end()
-    assert "Traceback" not in one.said
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [told["step"] for told in map(json.loads, lines) if told["kind"] == "train"]
     assert steps == list(range(1, 1501))
