@@ -14,17 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from muster.base.settings import kept_environment
+from muster.farm.executors.ray_links import ADDRESS
+from muster.farm.executors.ray_session import at_loopback
 
 _WAIT_S = 300.0
 #: Of this process alone, so that clusters of tests that run beside each other share no port.
 _NET = f"127.0.{os.getpid() % 250 + 1}"
 #: In the environment: seconds that whatever goes between the two nodes takes in each direction.
 LINK_DELAY_S = "MUSTER_TEST_LINK_DELAY_S"
+#: In the environment: where the head of a Ray is whose connections go through SSH. Its token is in
+#: RAY_AUTH_TOKEN.
+THROUGH_SSH = "MUSTER_TEST_THROUGH_SSH"
 #: A mark of the suite's own (conftest), which would make Ray's processes look like a test's.
 _NOT_FOR_DAEMONS = "PYTEST_STARTED_BY"
 #: Nodes that die are noticed within seconds and not within half a minute.
@@ -152,18 +158,8 @@ def new_cluster(net: str = _NET) -> RayCluster:
 @contextlib.contextmanager
 def far_cluster(delay_s: float) -> Iterator[RayCluster]:
     """A head here, where drivers are, and a node with two cores behind a cable with this delay."""
-    if os.getuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
-        pytest.skip("a cable with a delay needs root, iproute2 and /dev/net/tun")
     namespace, net = f"muster-far-{os.getpid()}", f"10.58.{os.getpid() % 250 + 1}"
-    program = Path(__file__).parent / "programs" / "delaying_cable.py"
-    subprocess.run(["ip", "netns", "add", namespace], check=True)
-    words = [sys.executable, str(program), namespace, str(delay_s), f"{net}.2", f"{net}.3"]
-    cable = subprocess.Popen(  # forked off as the nodes are
-        ["setsid", "--fork", *words], env=_without_mark(os.environ), stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert cable.stdout is not None and cable.stdout.readline() == b"up\n"
+    with cable(namespace, delay_s, f"{net}.2", f"{net}.3"):
         cluster = new_cluster(net)
         try:
             cluster.add(cpus=0)
@@ -171,8 +167,25 @@ def far_cluster(delay_s: float) -> Iterator[RayCluster]:
             yield cluster
         finally:
             cluster.stop()
+
+
+@contextlib.contextmanager
+def cable(namespace: str, delay_s: float, near: str, far: str) -> Iterator[None]:
+    """A new network namespace behind a cable with this delay; the addresses of its ends."""
+    if os.getuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
+        pytest.skip("a cable with a delay needs root, iproute2 and /dev/net/tun")
+    program = Path(__file__).parent / "programs" / "delaying_cable.py"
+    subprocess.run(["ip", "netns", "add", namespace], check=True)
+    words = [sys.executable, str(program), namespace, str(delay_s), near, far]
+    process = subprocess.Popen(  # forked off as the nodes are
+        ["setsid", "--fork", *words], env=_without_mark(os.environ), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        yield
     finally:
-        cable.communicate()  # until it has ended
+        process.communicate()  # until it has ended
         subprocess.run(["ip", "netns", "del", namespace], check=True)
 
 
@@ -200,11 +213,19 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def ray_driver(ray_cluster: RayCluster) -> Iterator[RayCluster]:
+def ray_driver(request: pytest.FixtureRequest) -> Iterator[RayCluster | None]:
     """This very process is a driver of the cluster; executors use its connection."""
+    address, cluster, near = os.environ.get(THROUGH_SSH), None, contextlib.nullcontext()
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        cluster = request.getfixturevalue("ray_cluster")
+        address = cluster.address
     with kept_environment():
         import ray
 
-        ray.init(address=ray_cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield ray_cluster
+        if cluster is None:
+            settings["_node_ip_address"], near = ADDRESS, at_loopback(ray)
+        with near:
+            ray.init(address=address, **settings)
+    yield cluster
     ray.shutdown()

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.ray_cluster import wait_for
+from tests.ray_cluster import cable, may_mount, wait_for
 
 import muster
 
@@ -37,6 +38,7 @@ class SshHosts:
     addresses: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     namespaces: dict[str, str] = field(default_factory=dict)
+    hidden: dict[str, Path] = field(default_factory=dict)
 
     @property
     def leases(self) -> Path:
@@ -60,10 +62,13 @@ class SshHosts:
 
     def add(
         self, name: str, *, gpus: bool = False, ahead_s: float = 0.0, sources: Path = _SOURCES,
-        place: tuple[str, str] | None = None,
+        place: tuple[str, str] | None = None, hidden: Path | None = None,
     ) -> None:  # fmt: skip
         """``ahead_s``: how far the clock that its Python reads is ahead; ``sources``: where it has
-        Muster; ``place``: a network namespace, and its address there."""
+        Muster; ``place``: a network namespace, and its address there; ``hidden``: a folder that
+        it does not see, where this user may hide one."""
+        if hidden is not None and may_mount():
+            self.hidden[name] = hidden
         if place is not None:
             self.namespaces[name], address = place
             port = 2222
@@ -114,6 +119,9 @@ class SshHosts:
         place = self.folder / name
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_STARTED_BY"}
         inside = ["ip", "netns", "exec", self.namespaces[name]] if name in self.namespaces else []
+        if name in self.hidden:
+            script = f'mount -t tmpfs none {self.hidden[name]}; exec "$@"'
+            inside += ["unshare", "--mount", "sh", "-c", script, "sh"]
         server = [self.sshd, "-D", "-e", "-f", str(place / "sshd_config")]
         with (place / "log").open("ab") as log:
             subprocess.run(
@@ -148,6 +156,21 @@ class SshHosts:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def far_away(hosts: SshHosts, delays: dict[str, float]) -> Iterator[None]:
+    """A further host for each name, behind a cable to this machine alone that takes so many seconds
+    in each direction."""
+    with contextlib.ExitStack() as stack:
+        for number, (name, delay_s) in enumerate(delays.items()):
+            space = f"muster-{uuid.uuid4().hex[:6]}-{name}"
+            net = f"10.59.{os.getpid() % 250 + 1}"
+            near, far = (f"{net}.{4 * number + end}" for end in (1, 2))
+            stack.enter_context(cable(space, delay_s, near, far))
+            hosts.add(name, place=(space, far))
+            stack.callback(hosts.remove, name)
+        yield
 
 
 def _key(path: Path) -> None:

@@ -61,8 +61,8 @@ def test_hosts_that_are_well_are_said_to_be(hosts: SshHosts, muster_main: Main) 
     for row in told["hosts"]:
         found = {one["what"]: one for one in row["findings"]}
         assert set(found) == {
-            "python", "muster", "ray", "torch", "GPUs", "clock", "disk", "latency", "bandwidth",
-            "ports",
+            "python", "muster", "ray", "torch", "GPUs", "clock", "disk", "cache", "latency",
+            "bandwidth", "ports",
         }  # fmt: skip
         assert not [one for one in row["findings"] if one["state"] == "failure"]
     assert told["hosts"][1]["findings"][4]["found"] == (
@@ -346,6 +346,36 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
         patch.setenv("MUSTER_SSH", "/bin/false")
         assert _driver(tmp_path, "a:cpu,b:cpu", file).wait(60) == 0, log.read_text()
     assert "8 done" in log.read_text()
+
+
+@pytest.mark.thorough
+def test_the_first_task_begins_on_the_host_that_is_up_first(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    """The other one holds its Ray back until it may go on, and works then."""
+    hosts.add("held")
+    go = tmp_path / "held-may-start"
+    (hosts.folder / "held" / "bin" / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        f"while {ray_node.__name__!r} in sys.orig_argv and not os.path.exists({str(go)!r}):\n"
+        "    time.sleep(0.02)\n"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        driver = _driver(tmp_path, "held:cpu,a:cpu", log, tasks=3)
+    try:
+        wait_for(lambda: _begun(tmp_path, hosts.addresses["a"]) or driver.poll() is not None, 100)
+        assert driver.poll() is None, (tmp_path / "log").read_text()
+        assert not _begun(tmp_path, hosts.addresses["held"])
+        go.touch()
+        wait_for(lambda: _begun(tmp_path, hosts.addresses["held"]) or driver.poll() is not None)
+        (tmp_path / "place" / "go").touch()
+        assert driver.wait(300) == 0, (tmp_path / "log").read_text()
+    finally:
+        driver.kill()
+        driver.wait()
+        hosts.remove("held")
+    rows = muster.Run(tmp_path / "run").results().to_pylist()
+    assert sorted((row["x"], row["y"]) for row in rows) == [(1, 1), (2, 4), (3, 9)]
 
 
 @pytest.mark.thorough

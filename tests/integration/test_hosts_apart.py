@@ -4,21 +4,27 @@ with a cable to this machine alone."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
+import psutil
 import pytest
 from tests.integration.test_two_nodes import ip
 from tests.ray_cluster import wait_for
-from tests.ssh_hosts import SshHosts
+from tests.ssh_hosts import SshHosts, far_away
+
+import muster
 
 Main = Callable[..., CompletedProcess[str]]
 
@@ -36,8 +42,11 @@ def work(x: int, place: str) -> dict:
 
 
 @pytest.fixture
-def apart(ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHosts]:
-    """The hosts p and q beside those of the fixture."""
+def apart(
+    ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[SshHosts]:
+    """The hosts p and q beside those of the fixture. They do not see the folder ``hidden``."""
+    (tmp_path / "hidden").mkdir()
     if sys.platform != "linux" or shutil.which("ip") is None:
         pytest.skip("network namespaces need Linux and iproute2")
     mark, net = uuid.uuid4().hex[:5], os.getpid() % 100 + 100
@@ -53,7 +62,8 @@ def apart(ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshH
             ip("-n", space, "addr", "add", f"10.{net}.{number}.2/24", "dev", there)
             for device in (there, "lo"):
                 ip("-n", space, "link", "set", device, "up")
-            ssh_hosts.add(name, place=(space, f"10.{net}.{number}.2"))
+            there = (space, f"10.{net}.{number}.2")
+            ssh_hosts.add(name, place=there, hidden=tmp_path / "hidden")
             stack.callback(ssh_hosts.remove, name)
         for name, value in ssh_hosts.environment.items():
             monkeypatch.setenv(name, value)
@@ -154,3 +164,158 @@ def test_what_keeps_connections_from_going_through_ssh_is_told(
     assert "q: Error: remote port forwarding failed" in done.stderr
     assert "AllowTcpForwarding yes" in done.stderr
     wait_for(lambda: not apart.processes("p") and not apart.processes("q"), 60)
+
+
+PORT_TAKER = Path(__file__).parents[1] / "programs" / "port_taker.py"
+LOOPBACK_S = 14.0
+
+
+@contextlib.contextmanager
+def somebody_else(ports: list[int], *inside: str) -> Iterator[subprocess.Popen[str]]:
+    """Another user, who takes each of these ports as soon as it is free."""
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
+    words = [*inside, *user, "-IS", "-", str(LOOPBACK_S), *map(str, ports)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as one:
+        try:
+            assert one.stdin is not None and one.stdout is not None
+            one.stdin.write(PORT_TAKER.read_text())
+            one.stdin.close()
+            assert one.stdout.readline() == "begun\n"
+            yield one
+        finally:
+            one.kill()
+
+
+def told(one: subprocess.Popen[str]) -> dict[str, Any]:
+    assert one.stdout is not None
+    found: dict[str, Any] = json.loads(one.stdout.read())
+    return found
+
+
+@pytest.mark.thorough
+def test_nobody_else_is_sent_the_token_while_a_host_is_lost(
+    apart: SshHosts, tmp_path: Path
+) -> None:
+    """Another user of each machine waits for the ports of the other hosts to be free. One of
+    the lost host's own is taken there too, and it is not taken back until that is over."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("another user needs root and setpriv")
+    (tmp_path / "work.py").write_text(TARGET)
+    place = tmp_path / "place"
+    place.mkdir()
+    log = tmp_path / "said"
+    words = ["sweep", "work.py:work", "--grid", "x=1,2,3", f"place={place}", "--run-dir", "run"]
+    with log.open("wb") as file:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "muster", *words, "--hosts", "p:cpu,q:cpu", "--through-ssh"],
+            cwd=tmp_path, stdout=file, stderr=file,
+        )  # fmt: skip
+    try:
+        addresses = {apart.addresses["p"], apart.addresses["q"]}
+        wait_for(
+            lambda: {path.name.partition("-")[0] for path in place.iterdir()} == addresses
+            or driver.poll() is not None, 120,
+        )  # fmt: skip
+        assert driver.poll() is None, log.read_text()
+        lines = [p.cmdline() for p in psutil.Process(driver.pid).children(recursive=True)]
+        line = next(words for words in lines if "-R" in words and "q" in words)
+        pairs = list(itertools.pairwise(line))
+        own = [int(word.rpartition(":")[2]) for flag, word in pairs if flag == "-L"]
+        others = [int(word.rpartition(":")[2]) for flag, word in pairs if flag == "-R"]
+        inside = ("ip", "netns", "exec", apart.namespaces["q"])
+        taken = [*others, own[0]]
+        with somebody_else(own) as here, somebody_else(taken, *inside) as there:
+            apart.cut("q")
+            apart.start("q")
+            assert told(here) == {"got": [], "heard": 0}
+            assert told(there) == {"got": sorted(taken), "heard": 0}
+        assert "q is still lost: " in log.read_text()
+        assert "a port was taken there meanwhile" in log.read_text()
+        wait_for(lambda: "q is back" in log.read_text() or driver.poll() is not None, 120)
+        assert driver.poll() is None, log.read_text()
+        (place / "go").touch()
+        assert driver.wait(120) == 0, log.read_text()
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not apart.processes("p") and not apart.processes("q"), 60)
+    assert not list(Path("/tmp").glob("muster-port-*"))
+
+
+STEPS = """
+import time
+
+def score(x: int, seed: int) -> dict:
+    return {"y": x * x + seed / 7, "begun": time.time()}
+
+def double(record):
+    return {"n": 2 * record["n"]}
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("delay_s", [0.005, 0.1])
+def test_results_through_ssh_over_slow_links_are_those_of_one_machine(
+    ssh_hosts: SshHosts, muster_cli: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    delay_s: float,
+) -> None:  # fmt: skip
+    """All that passes between this machine and the hosts takes so long in each direction."""
+    for name, value in ssh_hosts.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(500)))
+    sweep = ("sweep", "steps.py:score", "--grid", "x=1,2,3,4,5,6", "--seeds", "20")
+    map_ = ("map", "steps.py:double", "--input", "in.jsonl", "--run-dir")
+    with far_away(ssh_hosts, {"u": delay_s, "v": delay_s}):
+        far = ("--hosts", "u:cpu,v:cpu:2", "--through-ssh")
+        begun = time.time()
+        done = muster_cli(*sweep, *far, "--run-dir", "far")
+        assert done.returncode == 0, done.stdout + done.stderr
+        mapped = muster_cli(*map_, "far-map", "--output", "far.jsonl", *far)
+        assert mapped.returncode == 0, mapped.stdout + mapped.stderr
+        wait_for(lambda: not ssh_hosts.processes("u") and not ssh_hosts.processes("v"), 60)
+    assert muster_cli(*sweep, "--devices", "cpu:2", "--run-dir", "near").returncode == 0
+    near = muster_cli(*map_, "near-map", "--output", "near.jsonl", "--devices", "cpu:2")
+    assert near.returncode == 0
+    tables = [muster.Run(tmp_path / name).results().to_pylist() for name in ("far", "near")]
+    rows = [sorted((row["x"], row["seed"], row["y"]) for row in table) for table in tables]
+    assert len(rows[0]) == 120 and rows[0] == rows[1]
+    assert (tmp_path / "far.jsonl").read_bytes() == (tmp_path / "near.jsonl").read_bytes()
+    first = min(row["begun"] for row in tables[0]) - begun
+    print(f"the first task began after {first:.1f} s")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["sweep", "run"])
+def test_a_second_start_sends_no_code(apart: SshHosts, kind: str, tmp_path: Path) -> None:
+    """By what the cable has carried; the host does not see the folder of the code."""
+    if "p" not in apart.hidden:
+        pytest.skip("a folder cannot be hidden here")
+    home = tmp_path / "hidden"
+    words = {
+        "sweep": ("sweep", "t.py:work", "--grid", "x=1,2", "--hosts", "p:cpu", "--run-dir"),
+        "run": ("run", "--hosts", "p:cpu:1", "--run-dir"),
+    }[kind]
+    (home / "t.py").write_text("def work(x: int):\n    return {'y': x}\n")
+    (home / "p.py").write_text("print('hello')\n")
+    (home / "much").write_bytes(os.urandom(8 << 20))
+    device = apart.namespaces["p"].replace("muster-", "m").replace("-", "")
+    counter = Path(f"/sys/class/net/{device}/statistics/tx_bytes")
+
+    def sent(name: str) -> float:
+        before = int(counter.read_text())
+        line = [sys.executable, "-m", "muster", *words, name, *["p.py"] * (kind == "run")]
+        done = subprocess.run(line, cwd=home, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return (int(counter.read_text()) - before) / 2**20
+
+    first, second = sent("one"), sent("two")
+    (home / "t.py").write_text("def work(x: int):\n    return {'y': -x}\n")
+    third = sent("three")
+    print(f"MiB sent: {first:.2f}, {second:.2f}, and with changed code {third:.2f}")
+    assert first > 8 and third > 8 and second < 1
+    if kind == "sweep":
+        rows = muster.Run(home / "three").results().to_pylist()
+        assert sorted(row["y"] for row in rows) == [-2, -1]

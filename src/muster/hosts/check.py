@@ -23,6 +23,8 @@ from muster.hosts.names import Host
 #: From here on clocks are said to differ.
 SKEW_S = 2.0
 _DISK_MIB = 5 << 10
+#: Ray's logs and sockets alone take so much.
+_LEAST_MIB = 64
 _SLOW_BYTES_PER_S, _FAR_S = 1 << 20, 0.2
 #: Ray replaces 127.0.0.1 by an outer address of the machine.
 _LOOPBACK = "127.0.0.2"
@@ -162,12 +164,27 @@ def judge(
     else:
         fix = "switch on its time service: timedatectl set-ntp true"
         yield Finding("clock", "warning", f"{skew:+.2f} s; times in logs will not agree", fix)
-    free = f"{facts['disk_free_mib'] / 1024:.1f} GiB free in {facts['temp_dir']}"
-    if facts["disk_free_mib"] >= _DISK_MIB:
-        yield Finding("disk", "ok", free)
+    yield _disk("disk", facts["temp_dir"], facts["disk_free_mib"])
+    cache = facts["cache"]
+    if cache["lacks"]:
+        fix = (
+            "trainings and programs begin nothing there without: make it writable, or name another "
+            "place with --setup 'export XDG_CACHE_HOME=…'"
+        )
+        yield Finding("cache", "warning", f"{cache['lacks']} cannot be written to", fix)
     else:
-        fix = "make room there: code, files and Ray's objects pass through it."
-        yield Finding("disk", "warning", free, fix)
+        yield _disk("cache", cache["place"], cache["free_mib"])
+
+
+def _disk(what: str, place: str, free_mib: int) -> Finding:
+    free = f"{free_mib / 1024:.1f} GiB free in {place}"
+    if free_mib >= _DISK_MIB:
+        return Finding(what, "ok", free)
+    fix = "make room there: code, files and Ray's objects pass through it."
+    if what == "cache":
+        fix = "make room there: code and checkpoints of trainings and programs pass through it."
+    is_full = what == "disk" and free_mib < _LEAST_MIB
+    return Finding(what, "failure" if is_full else "warning", free, fix)
 
 
 def _gpus(host: Host, facts: Mapping[str, Any]) -> Finding:
@@ -263,10 +280,15 @@ def try_links(connections: Sequence[Connection]) -> Links:
             socket.create_connection(places[one.host.name], timeout=3).close()
         except OSError as error:
             broken.append(("here", one.host.name, error.strerror or str(error)))
-    for one in far:
+
+    def reached(one: Connection) -> list[tuple[str, str, str]]:
         others = {name: place for name, place in places.items() if name != one.host.name}
         answers = one.ask("reach", list(others.values()), limit_s=30.0 + 3 * len(others))
-        broken += [(one.host.name, n, why) for n, why in zip(others, answers, strict=True) if why]
+        return [(one.host.name, n, why) for n, why in zip(others, answers, strict=True) if why]
+
+    if len(places) > 1:
+        with ThreadPoolExecutor(len(far)) as pool:  # some are far away
+            broken += [link for links in pool.map(reached, far) for link in links]
     return Links(head, addresses, broken)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import child_environment, variable
 from muster.base.shown_text import clean_text
+from muster.hosts.far_start import HELLO, for_any_shell, start_words
 from muster.hosts.names import Host
 
 #: What a user may replace it with: another program, a configuration of its own (ssh -F FILE).
@@ -44,43 +45,11 @@ _OPTIONS = (
 )  # fmt: skip
 #: None of the user's configuration either; it would take those away that are asked for as well.
 _NO_FORWARDS = ("-o", "ClearAllForwardings=yes")
-#: A port that somebody else listens on would have Ray's token sent to them.
+#: Without one of them Ray's nodes would wait for each other in vain.
 _SOME_FORWARDS = ("-o", "ExitOnForwardFailure=yes")
 _FORWARDS = ("localforward ", "remoteforward ", "dynamicforward ")
-_HELLO = b"muster-far-end"
-#: The first that has Muster, else the first that there is: it says at least what is missing. Each
-#: looks for itself, as starting one Python to look and another to work takes twice as long.
-_FIND_PYTHON = """\
-{setup}
-set -- {candidates}
-for each; do
-  command -v "$each" >/dev/null 2>&1 || continue
-  first="${{first:-$each}}"
-  [ $# -gt 1 ] || break
-  "$each" -uc '{program}' or-another; code=$?
-  case $code in 1|2|96|126|127) ;; *) exit $code; esac
-done
-[ -n "$first" ] || {{ echo "there is no python3" >&2; exit 127; }}
-exec "$first" -uc '{program}'
-"""
-#: Once it has begun it ends with none of those exit codes.
-_PROGRAM = """\
-import importlib.util, os, sys, traceback
-if len(sys.argv) > 1 and importlib.util.find_spec("muster") is None:
-    sys.exit(96)
-sys.stdout.buffer.write(b"\\nmuster-far-end\\n")
-sys.stdout.flush()
-try:
-    exec(compile(sys.stdin.buffer.read({size}), "far_end", "exec"))
-except BaseException:
-    traceback.print_exc()
-os._exit(3)
-"""
 _SILENT = "see whether the machine is overloaded, or the link broken."
 _FOREIGN = "see what else prints there: a login script, a line of --setup, sitecustomize of Python."
-#: In this shell, for what it sets; not with what is sent to Python as its stdin.
-_SETUP = """\
-eval {line} </dev/null >&2 || {{ echo "muster: --setup has failed: "{line} >&2; exit 97; }}"""
 
 
 class Circle:
@@ -138,9 +107,8 @@ class Connection:
             _refuse_other_forwards(host)
         code = resources.files("muster.hosts").joinpath("far_end.py").read_bytes()
         python = sys.executable if host.is_local else way.python
-        shell = "bash" if way.setup else "sh"
-        words = (shell, *(["-l"] if way.setup else []), "-c", _script(python, way.setup, len(code)))
-        argv = list(words) if host.is_local else ssh_command(host, shlex.join(words), way.forwards)
+        words = start_words(python, way.setup, len(code))
+        argv = words if host.is_local else ssh_command(host, for_any_shell(words), way.forwards)
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -290,7 +258,7 @@ class Connection:
         """Past what a login script of the host may print, also without an end of line."""
         limit_s = 3.0 * _CONNECT_S
         deadline = time.monotonic() + limit_s
-        while self._line(limit_s, deadline) != _HELLO:
+        while self._line(limit_s, deadline) != HELLO:
             pass
 
     def _line(self, limit_s: float, deadline: float | None = None) -> bytes:
@@ -328,10 +296,10 @@ class Connection:
         except subprocess.TimeoutExpired:
             self._kill()
         self._listener.join(5.0)
-        text = clean_text(" ".join(self._complaint.decode(errors="replace").split()))[-300:]
+        whole = clean_text(" ".join(self._complaint.decode(errors="replace").split()))
         return SetupError(
-            f"Cannot reach {self.host.name}: {text or 'the connection has ended'}",
-            hint=_remedy(self.host.name, text),
+            f"Cannot reach {self.host.name}: {whole[-300:] or 'the connection has ended'}",
+            hint=_remedy(self.host.name, whole),
         )
 
 
@@ -339,7 +307,7 @@ def ssh_command(host: Host, remote: str, forwards: Sequence[str] = ()) -> list[s
     """The ssh that runs a line on the host: it asks nobody anything, and forwards nothing but the
     ports that it is told."""
     ports = (*_SOME_FORWARDS, *forwards) if forwards else _NO_FORWARDS
-    return [*_program(), *_OPTIONS, *ports, "--", host.name, f"exec {remote}"]
+    return [*_program(), *_OPTIONS, *ports, "--", host.name, remote]
 
 
 def _program() -> list[str]:
@@ -368,18 +336,13 @@ def _refuse_other_forwards(host: Host) -> None:
         )
 
 
-def _script(python: str | None, setup: Sequence[str], size: int) -> str:
-    candidates = [python] if python else [sys.executable, "python3", "python"]
-    lines = [_SETUP.format(line=shlex.quote(line)) for line in setup]
-    return _FIND_PYTHON.format(
-        setup="\n".join(lines),
-        candidates=shlex.join(candidates),
-        program=_PROGRAM.format(size=size),
-    )
-
-
 def _remedy(name: str, said: str) -> str:
-    if "Host key verification failed" in said or "IDENTIFICATION HAS CHANGED" in said:
+    if "IDENTIFICATION HAS CHANGED" in said:
+        return (
+            "if that machine was set up anew, and is the one that you mean, forget its old key as "
+            f"ssh says (ssh-keygen -R), and compare the new one: ssh {name}"
+        )
+    if "Host key verification failed" in said:
         return f"log in once by hand and compare the key: ssh {name}"
     if "Permission denied" in said:
         return f"nobody is asked for a password; let it in with a key: ssh-copy-id {name}"
@@ -390,9 +353,9 @@ def _remedy(name: str, said: str) -> str:
     if "forwarding failed" in said or "local forwarding" in said:
         return (
             f"if {name} is the same machine as this one or as another host of the run, name each "
-            f"machine once, and this one localhost; allow it in sshd_config on {name} "
-            "(AllowTcpForwarding yes); else somebody has taken the port meanwhile: try again."
+            f"machine once, and this one localhost; else allow it in sshd_config on {name} "
+            "(AllowTcpForwarding yes, AllowStreamLocalForwarding yes)."
         )
-    if "no python3" in said:
+    if "no python3" in said or "Python is too old" in said:
         return "install Python 3.11 there with Muster, or say where it is: --hosts-python PATH."
     return f"see what this says: ssh -v {name} true"

@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Any, Callable, Iterator, NoReturn
 
-_FOLDER = [""]
+_FOLDER = [""]  # removed at the end, and what is named behind it
 _HOME, _NAME, _LOCK = "/tmp", "muster-hosts-", ".lock"  # sockets there have short names
 _LISTENERS: list[socket.socket] = []  # kept open to the end
 _CHILDREN: list[subprocess.Popen[bytes]] = []  # the one that was started
@@ -81,14 +81,29 @@ def facts() -> dict[str, Any]:
         "gpu_problem": problem,
         "cpus": len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1,
         "memory_mib": _memory_mib(),
-        "disk_free_mib": shutil.disk_usage(tempfile.gettempdir()).free >> 20,
+        "disk_free_mib": _free_mib(tempfile.gettempdir()),
         "temp_dir": tempfile.gettempdir(),
+        "cache": _cache(),
         "system": sys.platform,
         # Client and server of the connection, as this end sees them; nothing on the machine itself.
         "peer": addresses[0] if len(addresses) == 4 else "",
         "address": addresses[2] if len(addresses) == 4 else "",
         "muster_code": muster_code(),
     }
+
+
+def _cache() -> dict[str, Any]:
+    """Where trainings and programs keep code (``far_program``), and whether they can."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    there = place = os.path.join(home, "muster")
+    while not os.path.exists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    can = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    return {"place": place, "lacks": "" if can else there, "free_mib": _free_mib(there)}
+
+
+def _free_mib(place: str) -> int:
+    return shutil.disk_usage(place).free >> 20
 
 
 def muster_code() -> str:
@@ -191,16 +206,6 @@ def listen(address: str) -> int:
 
     threading.Thread(target=take, daemon=True).start()
     return int(server.getsockname()[1])
-
-
-def are_free(address: str, first: int, count: int) -> bool:
-    """Whether nobody listens on any of so many ports in a row."""
-    for port in range(first, first + count):
-        try:
-            socket.create_server((address, port)).close()
-        except OSError:
-            return False
-    return True
 
 
 def reach(places: list[tuple[str, int]]) -> list[str]:
@@ -333,6 +338,9 @@ def end(code: int) -> NoReturn:
         with contextlib.suppress(Exception):
             _kill_all()
         shutil.rmtree(_FOLDER[0], ignore_errors=True)
+    for path in _FOLDER[1:]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     _give_back()
     os._exit(code)
 
@@ -356,18 +364,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=end, args=(3,)).start())
     calls: dict[str, Callable[..., Any]] = {
-        "are_free": are_free,
-        "echo": lambda: None,
-        "facts": facts,
-        "lease": lease,
-        "listen": listen,
-        "reach": reach,
-        "start": start,
-        "time": time.time,
-        "swallow": swallow,
-        "wait": wait,
-        "write": write,
-    }
+        "echo": lambda: None, "facts": facts, "lease": lease, "listen": listen, "reach": reach,
+        "start": start, "time": time.time, "swallow": swallow, "wait": wait, "write": write,
+    }  # fmt: skip
 
     def use(module: str) -> None:
         """Learn the calls of a module of Muster's, which is installed here."""

@@ -12,31 +12,28 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from hashlib import file_digest, sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError
 from muster.base.processes import send_signal, set_subreaper
 from muster.base.reaper import guarded
-from muster.base.settings import child_environment, variable
-from muster.hosts.code import is_below, unpack_code
+from muster.base.settings import child_environment
+from muster.hosts.code import is_below
+from muster.hosts.kept_code import KeptCode, closed
 
 if sys.platform != "win32":
     import fcntl
 
-#: Code that no start has asked for in so many seconds goes.
-_OLD_S = 30 * 86_400.0
-#: What is half done, or of a far end that was killed, goes after so many seconds.
+#: What a far end that was killed has left goes after so many seconds.
 _LEFT_S = 86_400.0
-_LOCK, _SUM = ".lock", ".sum"
+_LOCK = ".lock"
 _BLOCK = 1 << 20
 #: A longer line of a program is left out.
 _LINE_BYTES = 8 << 20
@@ -65,7 +62,6 @@ def free_port(address: str) -> int:
 class _Place:
     def __init__(self, folder: list[str]) -> None:
         self._removed_at_end = folder
-        self._cache = Path(variable("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
         self._known: dict[str, tuple[int, int, int]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._asked_s = 0.0
@@ -73,11 +69,8 @@ class _Place:
 
     def make(self, name: str) -> str:
         """The folder of this start."""
-        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (self._cache.parent, self._cache):
-            _refuse_foreign(folder)
-        gangs = _closed(self._cache / "gangs")
-        _closed(self._cache / "code")
+        self._code = KeptCode()
+        gangs = closed(self._code.cache / "gangs")
         self.path = gangs / f"{name}-{secrets.token_hex(6)}"
         self.path.mkdir(mode=0o700)
         self._lock = _locked(self.path / _LOCK)
@@ -91,42 +84,20 @@ class _Place:
 
     def has_code(self, digest: str) -> bool:
         """Have the working folder filled with this code, if all of it is here."""
-        kept = self._cache / "code" / digest
-        if not kept.is_dir():
-            return False
-        os.utime(kept)
-        if not _is_whole(kept):
-            with suppress(OSError):  # another start has removed it meanwhile
-                _remove(kept)
-            return False
-        for root in (one for one in kept.iterdir() if one.is_dir()):
-            # A program may write into its working folder, and the next one is to find it clean.
-            shutil.copytree(root, self.path / "code" / root.name, dirs_exist_ok=True)
-        return True
+        return self._code.lay_out(digest, self.path / "code")
 
     def take_code(self, digest: str, size: int) -> None:
         """Keep the code, as a tar file of so many bytes behind the request."""
-        kept = self._cache / "code" / digest
-        beside = kept.with_name(f".{digest}-{secrets.token_hex(4)}")
-        packed = beside.with_suffix(".tar")
+        packed = self._code.folder / f".{digest}-{secrets.token_hex(4)}.tar"
         try:
             _receive(packed, size)
             with packed.open("rb") as file:
                 if not file_digest(file, "sha256").hexdigest().startswith(digest):
                     raise ValueError("the code has not arrived as it was sent")
-            with packed.open("rb") as file:
-                unpack_code(file, beside)
-            (beside / _SUM).write_text(_sum_of(beside))
-            with suppress(OSError):  # another start has brought the same meanwhile
-                beside.rename(kept)
+                file.seek(0)
+                self._code.take(digest, file)
         finally:
             packed.unlink(missing_ok=True)
-            shutil.rmtree(beside, ignore_errors=True)
-        for old in kept.parent.iterdir():
-            with suppress(OSError):
-                limit_s = _LEFT_S if old.name.startswith(".") else _OLD_S
-                if time.time() - old.lstat().st_mtime > limit_s:
-                    _remove(old)
 
     def put(self, place: str, position: int, size: int) -> None:
         """Write so many bytes behind the request into a file below the folder."""
@@ -252,51 +223,6 @@ def _lines_at(path: Path, position: int) -> tuple[bytes, int]:
     return b"", 0
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """SetupError where somebody else could put code of his own in the place of what lies there."""
-    if sys.platform == "win32":
-        return
-    about = folder.stat()
-    whose = ""
-    if about.st_uid not in (0, os.getuid()):
-        whose = f"belongs to user {about.st_uid}"
-    elif about.st_mode & stat.S_ISVTX:  # as of /tmp: nobody can replace what is another's
-        pass
-    elif about.st_mode & stat.S_IWOTH:
-        whose = "can be written by everybody"
-    elif about.st_mode & stat.S_IWGRP and not _is_own_group(about.st_gid):
-        whose = f"can be written by the group {about.st_gid}"
-    if whose:
-        raise SetupError(
-            f"{folder}, where code is kept for the next start, {whose}: others could put theirs in "
-            f"its place; close it to them (chmod go-w {folder}), or name another folder with "
-            "--setup 'export XDG_CACHE_HOME=…'"
-        )
-
-
-def _is_own_group(number: int) -> bool:
-    """Whether a group is its user's alone, as many systems make one for each user."""
-    import grp
-    import pwd
-
-    try:
-        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)
-    except KeyError:
-        return False
-    return group.gr_name == name and set(group.gr_mem) <= {name}
-
-
-def _closed(folder: Path) -> Path:
-    """A folder that is this user's and closed to others, made where there is none."""
-    folder.mkdir(exist_ok=True, mode=0o700)
-    if sys.platform != "win32":
-        _refuse_foreign(folder)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            raise SetupError(f"{folder} is no folder of this user's own; remove it")
-        folder.chmod(0o700)
-    return folder
-
-
 def _locked(path: Path) -> int:
     """Held as long as this process lives. Raises BlockingIOError where another one holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -321,33 +247,6 @@ def _remove_left(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    """What is half removed has a name that nobody takes for the whole."""
-    hidden = path.with_name(f".gone-{secrets.token_hex(4)}")
-    path.rename(hidden)
-    if hidden.is_dir():
-        shutil.rmtree(hidden, ignore_errors=True)
-    else:
-        hidden.unlink()
-
-
-def _is_whole(kept: Path) -> bool:
-    try:
-        return (kept / _SUM).read_text() == _sum_of(kept)
-    except OSError:
-        return False
-
-
-def _sum_of(kept: Path) -> str:
-    """A hash of the names and the contents of the code."""
-    found = sha256()
-    for path in sorted(path for path in kept.rglob("*") if path.is_file() and path.name != _SUM):
-        found.update(f"{path.relative_to(kept)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            found.update(file_digest(file, "sha256").digest())
-    return found.hexdigest()
 
 
 def _is_of_step(place: str) -> bool:

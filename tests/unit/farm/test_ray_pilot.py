@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -31,7 +32,8 @@ async def answers_of(folder: Path) -> tuple[int, float, set[int]]:
     setup = PilotSetup(
         version=muster_version(), run_path=str(run.path), token_path=str(run.pilot_token),
         token="t", run_id="0" * 32, slot_id=0, targets={"1": dataclasses.asdict(spec)},
-        roots=[str(folder)], digests={str(target): digest_of(target)}, input_files={},
+        roots=[str(folder)], digests={str(target): digest_of(target)}, kept_code="",
+        input_files={},
     )  # fmt: skip
     pilot, reader = Pilot(), remote.EventReader()
     assert (await pilot.open(setup.to_json()))["is_shared"]
@@ -63,3 +65,15 @@ def test_results_of_short_tasks_travel_together(
     assert done == set(range(1, COUNT + 1))
     # One for each time that it let gather, one for the last, and some for the ticks between.
     assert answers <= 3 + seconds / GATHER_S * 1.2, (answers, seconds)
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "99.9"])
+def test_a_pilot_of_another_version_says_which_it_is_and_does_nothing(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else an older or a newer coordinator tells it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    record = {"version": version, "of_another_time": [1], "run_path": str(tmp_path / "run")}
+    about = asyncio.run(Pilot().open(json.dumps(record).encode()))
+    assert about.keys() == {"version", "python", "host"} and about["version"] == muster_version()
+    assert list(tmp_path.iterdir()) == []

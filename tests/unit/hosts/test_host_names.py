@@ -64,7 +64,7 @@ def test_ssh_never_takes_a_host_for_an_option_or_a_command(text: str) -> None:
         return
     for host in hosts:
         argv = ssh_command(host, "true")
-        assert argv[argv.index("--") + 1 :] == [host.name, "exec true"]
+        assert argv[argv.index("--") + 1 :] == [host.name, "true"]
         assert not host.name.startswith("-")
         assert set(host.name) <= set(
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@"
@@ -86,7 +86,8 @@ def _facts(gpus: int = 0, cpus: int = 8, **more: Any) -> dict[str, Any]:
     return {
         "gpus": [{"index": n, "name": "H100"} for n in range(gpus)], "cpus": cpus, "driver": "570",
         "python": "/usr/bin/python3", "python_version": "3.11.7", "muster": "1", "ray": "2",
-        "torch": "3", "gpu_problem": "", "disk_free_mib": 1 << 20, "temp_dir": "/tmp", **more,
+        "torch": "3", "gpu_problem": "", "disk_free_mib": 1 << 20, "temp_dir": "/tmp",
+        "cache": {"place": "/home/me/.cache/muster", "lacks": "", "free_mib": 1 << 20}, **more,
     }  # fmt: skip
 
 
@@ -162,6 +163,14 @@ def test_what_cannot_run_is_refused(
         ({"gpu_problem": "Driver/library version mismatch"}, "GPUs", "failure", "nvidia-smi"),
         ({"skew_s": -40.0}, "clock", "warning", "set-ntp"),
         ({"disk_free_mib": 100}, "disk", "warning", "make room"),
+        ({"disk_free_mib": 3}, "disk", "failure", "make room"),
+        (
+            {"cache": {"place": "/h/c", "lacks": "/h", "free_mib": 9999}},
+            "cache",
+            "warning",
+            "make it writable",
+        ),
+        ({"cache": {"place": "/h/c", "lacks": "", "free_mib": 3}}, "cache", "warning", "make room"),
     ],
 )
 def test_what_is_wrong_with_a_host_is_told_with_what_repairs_it(

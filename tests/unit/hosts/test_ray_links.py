@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,7 +11,8 @@ import pytest
 from tests.ssh_hosts import SshHosts
 
 from muster.base.errors import SetupError
-from muster.farm.executors.ray_links import find_ports, forwards, share_out
+from muster.farm.executors.ray_links import Forwards, find_ports, share_out
+from muster.hosts import far_relay
 from muster.hosts.connection import SSH, Connection, Way, ssh_command
 from muster.hosts.names import Host
 
@@ -31,25 +31,29 @@ def test_no_two_hosts_have_a_port_in_common_and_the_head_alone_has_a_store() -> 
     assert "gcs_server_port" not in settings
 
 
-def test_each_port_of_another_host_is_forwarded_here_and_its_own_from_here() -> None:
+def test_each_port_of_another_host_leads_here_and_its_own_from_here() -> None:
+    """By sockets that are never those of an earlier connection."""
     ports = share_out(21_000, WORKERS, "localhost")
-    words = forwards("a", ports)
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    for owner, its in ports.items():
-        flag = "-L" if owner == "a" else "-R"
-        for port in its.all:
-            assert (flag, f"127.0.0.1:{port}:127.0.0.1:{port}") in pairs
-    assert len(pairs) == sum(len(one.all) for one in ports.values())
-    assert set(Counter(pairs).values()) == {1}
+    one, other = Forwards("a", ports), Forwards("a", ports)
+    assert [*one.near] == [*ports["a"].all]
+    assert {*one.far} == {*ports["localhost"].all, *ports["b"].all}
+    places = [*one.near.values(), *one.far.values()]
+    assert len({*places, *other.near.values(), *other.far.values()}) == 2 * len(places)
+    assert max(map(len, places)) < 80  # of the 107 that a socket's name may have
+    pairs = list(zip(one.words[::2], one.words[1::2], strict=True))
+    for flag, side in (("-L", one.near), ("-R", one.far)):
+        for port, place in side.items():
+            assert (flag, f"{place}:127.0.0.1:{port}") in pairs
+    assert len(pairs) == len(places)
 
 
 def test_ssh_forwards_what_it_is_told_and_else_nothing() -> None:
     plain = ssh_command(Host("a"), "true")
     assert "ClearAllForwardings=yes" in plain and not {"-L", "-R"} & set(plain)
-    words = forwards("a", share_out(21_000, WORKERS, "localhost"))
+    words = Forwards("a", share_out(21_000, WORKERS, "localhost")).words
     told = ssh_command(Host("a"), "true", words)
     assert "ClearAllForwardings=yes" not in told  # which would take them away as well
-    assert "ExitOnForwardFailure=yes" in told  # whoever has the port first would get Ray's token
+    assert "ExitOnForwardFailure=yes" in told
     assert set(words) <= set(told) and told.index("--") > told.index(words[-1])
 
 
@@ -57,6 +61,7 @@ def test_a_port_that_somebody_listens_on_is_not_taken() -> None:
     with Connection(Host("localhost")) as here:
         with socket.create_server(("127.0.0.1", 0)) as server:
             taken = server.getsockname()[1]
+            here.ask("use", far_relay.__name__)
             assert here.ask("are_free", "127.0.0.1", taken, 1) is False
         ports = find_ports([here], WORKERS, "localhost")
         every = [port for one in ports.values() for port in one.all]
@@ -84,14 +89,14 @@ def test_what_the_user_forwards_to_a_host_is_not_mixed_with_rays(
 def test_a_forwarded_port_that_another_has_ends_the_connection(
     ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On either side: who listens there would be sent Ray's token."""
+    """On either side."""
     for name, value in ssh_hosts.environment.items():
         monkeypatch.setenv(name, value)
     for flag in ("-L", "-R"):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             words = (flag, f"127.0.0.1:{port}:127.0.0.1:{port}")
-            with pytest.raises(SetupError, match=r"forwarding.*\n.*somebody has taken the port"):
+            with pytest.raises(SetupError, match=r"forwarding.*\n.*allow it in sshd_config"):
                 Connection(Host("a"), Way(forwards=words))
 
 

@@ -177,14 +177,19 @@ class RayExecutor:
 
     def _is_ready(self, timeout_s: float) -> bool:
         """Whether there is a cluster to ask for actors; without a first call nobody needs one."""
-        if self._ray is not None:
-            return True
         if self._session is None:
             self._session = RaySession(_import_ray, self._request, self._folder.whole.name)
+            _ = self._kept_code  # while Ray starts
         if not self._session.is_ready(timeout_s):
             return False
         self._ray = self._session.ray
         return True
+
+    @property
+    def _kept_code(self) -> str:
+        """By which hash hosts keep the code for the next start; a cluster of others keeps none."""
+        is_kept = self._request.hosts is not None and self._code.is_needed
+        return self._code.digest if is_kept else ""
 
     def _kill(self, pilot: _Pilot) -> None:
         if pilot.actor is not None:
@@ -221,6 +226,7 @@ class RayExecutor:
             },
             roots=self._code.roots,
             digests=self._code.digests,
+            kept_code=self._kept_code,
             input_files=self._map.files if self._map is not None else {},
         )
         self._listen(pilot, "open", actor.open.remote(setup.to_json()))
@@ -289,7 +295,7 @@ class RayExecutor:
         pilot.is_open, pilot.host = True, about["host"]
         pilot.is_shared = about["is_shared"]
         needs_code = self._code.is_needed and not about["has_code"]
-        if needs_code:
+        if needs_code and not about["keeps_code"]:
             self._apply_stored(pilot, "code", lambda: iter([self._code.pack()]))
         if needs_code or not pilot.is_shared:
             here = [str(self._folder.path.absolute()), *self._code.roots]

@@ -126,9 +126,11 @@ class RayHosts:
         self._way = Way(request.hosts_python, request.hosts_setup, self._circle)
         self._connections: dict[str, Connection] = {}  # by host
         self._addresses: Mapping[str, str] = {}
-        self._ways: Mapping[str, Way] = {}  # to hosts whose way is one of their own
         self._ports: Mapping[str, ray_links.Ports] = {}  # by host, where they go through SSH
-        self._has_head, self._is_up, self._is_over = (threading.Event() for _ in range(3))
+        self._has_head, self._has_room, self._is_up, self._is_over = (
+            threading.Event() for _ in range(4)
+        )
+        self._leading = threading.Lock()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hosts", daemon=True)
         self._thread.start()
@@ -141,6 +143,11 @@ class RayHosts:
     def has_head(self, timeout_s: float) -> bool:
         """Whether there is a head to connect to; waits. Raises SetupError for what went wrong."""
         return self._wait(self._has_head, timeout_s)
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether a host has joined it, which is enough to begin; waits. Raises SetupError for what
+        went wrong."""
+        return self._wait(self._has_room, timeout_s)
 
     def is_up(self, timeout_s: float) -> bool:
         """Whether all hosts have joined it; waits. Raises SetupError for what went wrong."""
@@ -168,6 +175,7 @@ class RayHosts:
             self._error = error
         finally:
             self._has_head.set()
+            self._has_room.set()
             self._is_up.set()
         if self._error is None:
             self._keep(far)
@@ -201,43 +209,55 @@ class RayHosts:
         finally:
             close_all(spare)
         self._connections |= {one.host.name: one for one in opened}
-        links = try_links([self._connections[node.host.name] for node in nodes])
-        if request.through_ssh or links.broken or links.head is None:
-            if links.broken:
-                self.news.put(_told(links.broken))
+        if request.through_ssh or not self._reach_each_other(nodes):
             self._go_through_ssh(near, far, known)
-        else:
-            self._addresses = {**links.addresses, LOCAL: links.head}
         # All import Ray at once, and the nodes wait for the address of the head.
         with ThreadPoolExecutor(len(far) + 1) as pool:
             try:
                 list(pool.map(self._begin, (near, *far)))
                 self.address = self._finish(near)
                 self._has_head.set()
-                list(pool.map(self._finish, far))
+                if near.workers:
+                    self._has_room.set()
+                list(pool.map(self._join, far))
             except BaseException:
                 self._circle.end()
                 raise
         return far
+
+    def _reach_each_other(self, nodes: Sequence[Node]) -> bool:
+        links = try_links([self._connections[node.host.name] for node in nodes])
+        if links.broken:
+            self.news.put(_told(links.broken))
+        elif links.head is not None:
+            self._addresses = {**links.addresses, LOCAL: links.head}
+        return bool(self._addresses)
+
+    def _join(self, node: Node) -> None:
+        self._finish(node)
+        self._has_room.set()
 
     def _go_through_ssh(
         self, near: Node, far: Sequence[Node], known: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Connect to the hosts anew, with Ray's ports forwarded, now that it is known which."""
         workers = {node.host.name: node.workers for node in (near, *far)}
-        ports = ray_links.find_ports([*self._connections.values()], workers, LOCAL)
+        self._ports = ray_links.find_ports([*self._connections.values()], workers, LOCAL)
+        self._addresses = dict.fromkeys(workers, ray_links.ADDRESS)
         close_all([self._connections.pop(node.host.name) for node in far])
-        ways = []
-        for node in far:
-            words = ray_links.forwards(node.host.name, ports)
-            ways.append((node.host, dataclasses.replace(self._way, forwards=words)))
-        self._ways = {host.name: way for host, way in ways}
+        ray_links.hold(self._connections[LOCAL], self._ports, LOCAL)
+        forwards = [ray_links.Forwards(node.host.name, self._ports) for node in far]
+        ways = [(node.host, self._with(one)) for node, one in zip(far, forwards, strict=True)]
         opened = open_all(ways, known)
         self._connections |= {one.host.name: one for one in opened}
-        everybody = [*self._connections.values()]
-        with ThreadPoolExecutor(len(everybody)) as pool:
-            list(pool.map(lambda one: ray_links.check_forwards(one, ports), everybody))
-        self._addresses, self._ports = dict.fromkeys(workers, ray_links.ADDRESS), ports
+        with ThreadPoolExecutor(len(far)) as pool:
+            list(pool.map(self._lead, opened, forwards))
+
+    def _lead(self, connection: Connection, forwards: ray_links.Forwards) -> None:
+        ray_links.connect(connection, self._connections[LOCAL], forwards, self._leading)
+
+    def _with(self, forwards: ray_links.Forwards) -> Way:
+        return dataclasses.replace(self._way, forwards=forwards.words)
 
     def _keep(self, far: Sequence[Node]) -> None:
         """Take hosts back that were lost, until it is over."""
@@ -269,17 +289,16 @@ class RayHosts:
 
     def _take_back(self, node: Node) -> str | None:
         """Why it cannot be; None where it has been."""
+        forwards = ray_links.Forwards(node.host.name, self._ports) if self._ports else None
         try:
-            connection = Connection(node.host, self._ways.get(node.host.name, self._way))
+            connection = Connection(node.host, self._with(forwards) if forwards else self._way)
         except SetupError as error:
             return str(error).partition("\n")[0]
         self._connections[node.host.name] = connection
         try:
             _checked(connection)
-            if self._ports:
-                name = node.host.name
-                ray_links.check_forwards(connection, self._ports)
-                ray_links.check_reached(self._connections[LOCAL], {name: self._ports[name]})
+            if forwards is not None:
+                self._lead(connection, forwards)
             self._begin(node)
             self._finish(node)
         except SetupError as error:

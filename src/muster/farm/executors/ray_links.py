@@ -2,16 +2,23 @@
 
 All of Ray listens on 127.0.0.1 then, on ports of which no two hosts have the same: what another
 host means by 127.0.0.1:PORT is forwarded to this machine, and from here to the host whose port it
-is. An sshd forwards so by its defaults. See docs/decisions/0057-ray-through-ssh.md.
+is. An sshd forwards so by its defaults. On each machine the far end holds the ports of all others
+(``far_relay``), so that nobody else can when a connection is lost. See
+docs/decisions/0057-ray-through-ssh.md.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 from muster.base.errors import SetupError
+from muster.hosts import far_relay
 from muster.hosts.connection import Connection
 
 ADDRESS = "127.0.0.1"
@@ -63,10 +70,12 @@ def find_ports(
 ) -> dict[str, Ports]:
     """Ports that are free on all of the hosts, as each listens for all others too."""
     count = sum(len(one.all) for one in share_out(0, workers, head).values()) + len(workers)
-    for _ in range(_TRIES):
-        first = random.randrange(_LOWEST, _HIGHEST - count)
-        if all(one.ask("are_free", ADDRESS, first, count) for one in connections):
-            return share_out(first, workers, head)
+    with ThreadPoolExecutor(len(connections)) as pool:  # some are far away
+        list(pool.map(lambda one: one.ask("use", far_relay.__name__), connections))
+        for _ in range(_TRIES):
+            first = random.randrange(_LOWEST, _HIGHEST - count)
+            if all(pool.map(partial(_are_free, first=first, count=count), connections)):
+                return share_out(first, workers, head)
     raise SetupError(
         f"There are no {count} ports in a row, from {_LOWEST} to {_HIGHEST}, that are free on all "
         "hosts: Ray's connections cannot go through SSH.",
@@ -74,39 +83,88 @@ def find_ports(
     )
 
 
-def forwards(name: str, ports: Mapping[str, Ports]) -> tuple[str, ...]:
-    """What ssh is told: ports of the host are here as well, and those of all others there."""
-    words = []
-    for owner, its in ports.items():
-        flag = "-L" if owner == name else "-R"
-        for port in its.all:
-            words += [flag, f"{ADDRESS}:{port}:{ADDRESS}:{port}"]
-    return tuple(words)
+def _are_free(connection: Connection, first: int, count: int) -> bool:
+    return bool(connection.ask("are_free", ADDRESS, first, count))
 
 
-def check_forwards(connection: Connection, ports: Mapping[str, Ports]) -> None:
-    """SetupError where the host does not forward what it was asked to, or where its own ports are
-    taken: by what is forwarded to another host, if both are one machine."""
-    name = connection.host.name
-    if not all(connection.ask("are_free", ADDRESS, port, 1) for port in ports[name].all):
+@dataclass(frozen=True)
+class Forwards:
+    """Those of one connection to a host. ``mark``: in the names of the sockets that ssh makes at
+    both ends; those of an earlier connection may be there still."""
+
+    name: str
+    ports: Mapping[str, Ports]
+    mark: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What ssh is told."""
+        words: list[str] = []
+        for flag, places in (("-L", self.near), ("-R", self.far)):
+            for port, place in places.items():
+                words += [flag, f"{place}:{ADDRESS}:{port}"]
+        return tuple(words)
+
+    @property
+    def near(self) -> dict[int, str]:
+        """The ports of the host, with the sockets here that lead there."""
+        return self._places(self.ports[self.name])
+
+    @property
+    def far(self) -> dict[int, str]:
+        """The ports of all others, with the sockets there that lead here."""
+        found: dict[int, str] = {}
+        for name, its in self.ports.items():
+            if name != self.name:
+                found |= self._places(its)
+        return found
+
+    def _places(self, ports: Ports) -> dict[int, str]:
+        home = far_relay.HOME / far_relay.NAME
+        return {port: f"{home}{self.mark}-{port}" for port in ports.all}
+
+
+def hold(here: Connection, ports: Mapping[str, Ports], head: str) -> None:
+    """Have this machine hold the ports of all hosts but its own. SetupError where one is taken."""
+    far = [port for name, its in ports.items() if name != head for port in its.all]
+    _lead(here, dict.fromkeys(far, ""))
+
+
+def connect(
+    connection: Connection, here: Connection, forwards: Forwards, leading: threading.Lock
+) -> None:
+    """Lead the ports of the host there, and at the host those of all others here.
+
+    ``leading``: held while this machine is asked. SetupError where the host does not forward what
+    it was asked to, or where its own ports are taken: by what is led to another host, if both are
+    one machine.
+    """
+    name, own = forwards.name, [*forwards.near]
+    connection.ask("use", far_relay.__name__)
+    if not _are_free(connection, own[0], len(own)):  # they are in a row
         raise SetupError(
             f"{name} is the same machine as this one or as another host of the run, or a port was "
             "taken there meanwhile: Ray's connections cannot go through SSH.",
             hint="name each machine once, and this one localhost; else try again.",
         )
-    check_reached(connection, {owner: its for owner, its in ports.items() if owner != name})
-
-
-def check_reached(connection: Connection, ports: Mapping[str, Ports]) -> None:
-    """SetupError where the host, or this machine, does not reach these ports of other hosts. That
-    it is ssh which listens there, ssh itself has seen to: it ends where it cannot."""
-    name = connection.host.name
-    places = [(ADDRESS, port) for its in ports.values() for port in its.all]
-    missing = [why for why in connection.ask("reach", places, limit_s=120.0) if why]
-    if missing:
+    _lead(connection, forwards.far)
+    connection.ask("answer", ADDRESS, own[0])
+    with leading:  # connections are for one thread at a time
+        _lead(here, forwards.near)
+        is_heard = here.ask("hear", ADDRESS, own[0], limit_s=60.0)
+    if not is_heard:
         raise SetupError(
-            f"{len(missing)} of {len(places)} ports are not forwarded by {name}: {missing[0]}. "
-            "Without them Ray's connections cannot go through SSH.",
+            f"Ports are not forwarded to {name}. Without that Ray's connections cannot go through "
+            "SSH.",
             hint=f"allow it in sshd_config on {name} (AllowTcpForwarding yes), or have the hosts "
             "reach each other.",
+        )
+
+
+def _lead(connection: Connection, places: Mapping[int, str]) -> None:
+    if taken := connection.ask("lead", ADDRESS, places):
+        raise SetupError(
+            f"Another program listens on port {taken[0]} of {connection.host.name}, which Ray's "
+            "connections were to go through.",
+            hint="try again: other ports are taken then.",
         )

@@ -27,6 +27,7 @@ from typing import Any
 import orjson
 
 from muster.base.codec import decode
+from muster.base.errors import SetupError
 from muster.farm import wire
 from muster.farm.events import Event, Progress, Results, Returned, WorkerDied
 from muster.farm.executors.base import Assignment
@@ -42,6 +43,7 @@ from muster.farm.executors.remote import (
 )
 from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.hosts.code import moved_path, unpack_code
+from muster.hosts.kept_code import KeptCode
 from muster.run.folder import RunFolder
 
 #: What one answer to ``poll`` holds at most, but for the last frame in it.
@@ -65,6 +67,7 @@ class PilotSetup:
 
     ``token_path`` holds ``token`` if the run folder is the driver's. ``roots``: the driver's
     folders with code, its working folder first. ``digests``: of the files that targets are in.
+    ``kept_code``: the hash of all code, where a host keeps it for the next start; else "".
     ``input_files``: what a map reads, with sizes.
     """
 
@@ -77,6 +80,7 @@ class PilotSetup:
     targets: Mapping[str, Mapping[str, Any]]
     roots: Sequence[str]
     digests: Mapping[str, str]
+    kept_code: str
     input_files: Mapping[str, int]
 
     def to_json(self) -> bytes:
@@ -127,6 +131,7 @@ class Pilot:
             **about,
             "is_shared": is_shared,
             "has_code": has_code,
+            "keeps_code": not has_code and self._lays_out_kept(),
             "scratch": str(self._scratch),
             "missing": missing,
         }
@@ -174,6 +179,7 @@ class Pilot:
         for header, body in wire.unpack(data):
             if header[0] == CODE:
                 unpack_code(io.BytesIO(body), self._scratch / CODE)
+                self._keep(body)
                 continue
             if is_shipped(header):
                 place = self._unpacker.take(header, body)
@@ -188,6 +194,18 @@ class Pilot:
             self._commands.apply([(header, body)])
         if self._gathering is None:
             self._look()
+
+    def _lays_out_kept(self) -> bool:
+        """Whether an earlier start has left the code. What cannot be kept is sent each time."""
+        with suppress(OSError, SetupError):
+            digest = self._setup.kept_code
+            return bool(digest) and KeptCode().lay_out(digest, self._scratch / CODE)
+        return False
+
+    def _keep(self, packed: bytes) -> None:
+        with suppress(OSError, SetupError):
+            if self._setup.kept_code:
+                KeptCode().take(self._setup.kept_code, io.BytesIO(packed))
 
     def _open_executor(self) -> None:
         """Late, because code may have to arrive first."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
 
+from muster.base.errors import SetupError
 from muster.farm import wire
 from muster.farm.events import Event, Results, TargetBroken, WorkerDied
 from muster.farm.executors.ray_pilot import CODE, RUNS, digest_of
@@ -56,7 +59,19 @@ class CodeToSend:
 
     def pack(self) -> bytes:
         """The frame of the code. Raises SetupError when it is too large to be sent."""
-        return wire.pack([CODE], pack_code([Path(root) for root in self.roots]))
+        return wire.pack([CODE], self._packed)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all of it; "" where it is too large to be sent, which only matters if it has
+        to be."""
+        with suppress(SetupError):
+            return sha256(self._packed).hexdigest()[:32]
+        return ""
+
+    @cached_property
+    def _packed(self) -> bytes:
+        return pack_code([Path(root) for root in self.roots])
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:

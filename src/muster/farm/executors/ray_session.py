@@ -48,7 +48,7 @@ class RaySession:
         self._folder: str | None = None
         self._hosts: RayHosts | None = None
         self._guard: dict[str, str] = {}
-        self._is_ours = self._is_joined = self._is_ready = False
+        self._is_ours = self._is_joined = self._is_ready = self._is_complete = False
         self._thread: threading.Thread | None = None  # in which Ray is started, or joined
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -72,8 +72,11 @@ class RaySession:
             raise
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether actors can be asked for; waits no longer than that for it."""
+        """Whether actors can be asked for; waits no longer than that for it. Of hosts one is
+        enough: the others join meanwhile, and one that does not is told by a later call.
+        """
         if self._is_ready:
+            self._look_at_hosts()
             return True
         if self._is_ours and not self._is_joined:
             if self._hosts is not None and not self._hosts.has_head(timeout_s):
@@ -81,11 +84,20 @@ class RaySession:
             if not self._has_connected(timeout_s):
                 return False
             self._is_joined = True
-        if self._hosts is not None and not self._hosts.is_up(timeout_s):
+        if self._hosts is None:
+            self._check_room()
+        elif not self._hosts.has_room(timeout_s):
             return False
-        check_room(_resources(self.ray), self._request, self._request.address)
         self._is_ready = True
         return True
+
+    def _look_at_hosts(self) -> None:
+        if not self._is_complete and self._hosts is not None and self._hosts.is_up(0.0):
+            self._check_room()
+
+    def _check_room(self) -> None:
+        check_room(_resources(self.ray), self._request, self._request.address)
+        self._is_complete = True
 
     def news(self) -> Iterator[str]:
         """What has happened to hosts since the last call."""
@@ -161,7 +173,7 @@ class RaySession:
             near: Any = contextlib.nullcontext()
             if self._hosts.goes_through_ssh:
                 settings["_node_ip_address"] = ADDRESS
-                near = _at_loopback(self.ray)
+                near = at_loopback(self.ray)
             with kept_environment(self._guard), near:
                 _read_environment_again(self.ray)
                 self._join(self._hosts.address, settings)
@@ -338,7 +350,7 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 
 
 @contextlib.contextmanager
-def _at_loopback(ray: Any) -> Iterator[None]:
+def at_loopback(ray: Any) -> Iterator[None]:
     """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
     services = ray._private.services
     usual = services.resolve_ip_for_localhost

@@ -1,0 +1,157 @@
+"""Ports that the far end holds and leads to sockets of ssh, and to nobody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from muster.hosts import far_relay
+from muster.hosts.connection import Connection
+from muster.hosts.names import LOCAL, Host
+
+HOME = "127.0.0.1"
+#: Of another user: waits at a socket and says what comes.
+WAITS = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+print("up", flush=True)
+while True:
+    line = server.accept()[0]
+    print(line.recv(100), flush=True)
+"""
+
+
+@pytest.fixture
+def here() -> Iterator[Connection]:
+    with Connection(Host(LOCAL)) as connection:
+        connection.ask("use", far_relay.__name__)
+        yield connection
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short name, as a socket needs."""
+    path = Path(tempfile.mkdtemp(dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def free_port() -> int:
+    with socket.create_server((HOME, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def answers(place: Path, word: bytes) -> socket.socket:
+    """Turns around what comes to the socket, and says a word first."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(place))
+    server.listen()
+
+    def serve() -> None:
+        while True:
+            try:
+                line, _ = server.accept()
+            except OSError:
+                return
+            with line:
+                line.sendall(word)
+                while data := line.recv(1 << 16):
+                    line.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server
+
+
+def through(port: int, data: bytes) -> bytes:
+    """What comes back where this is sent; nothing where the other end hangs up."""
+    found = b""
+    with socket.create_connection((HOME, port), timeout=20) as line:
+
+        def send() -> None:
+            with suppress(OSError):
+                line.sendall(data)
+                line.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=send, daemon=True).start()
+        with suppress(ConnectionResetError):
+            while more := line.recv(1 << 16):
+                found += more
+    return found
+
+
+def test_a_port_leads_to_its_socket_and_to_another_one_later(
+    here: Connection, folder: Path
+) -> None:
+    port, much = free_port(), os.urandom(3 << 20)
+    assert here.ask("lead", HOME, {port: ""}) == []
+    assert through(port, b"lost") == b""  # held, and nobody is there yet
+    for word in (b"one", b"two"):
+        server = answers(folder / word.decode(), word)
+        assert here.ask("lead", HOME, {port: str(folder / word.decode())}) == []
+        assert through(port, much) == word + much
+        server.shutdown(socket.SHUT_RDWR)  # close alone would not end its accept
+        server.close()
+    assert through(port, b"lost") == b""  # and the port is held still
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server((HOME, port))
+
+
+def test_a_port_that_another_has_is_told(here: Connection) -> None:
+    with socket.create_server((HOME, 0)) as other:
+        port = other.getsockname()[1]
+        assert here.ask("lead", HOME, {port: ""}) == [port]
+
+
+def test_nothing_is_handed_to_a_socket_of_another_user(here: Connection, folder: Path) -> None:
+    """Who may take the name of a socket that is gone, as in /tmp, is sent nothing."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("another user needs root and setpriv")
+    folder.chmod(0o777)
+    place, port = folder / "taken", free_port()
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
+    with subprocess.Popen(
+        [*words, "-IS", "-c", WAITS, str(place)], stdout=subprocess.PIPE, cwd="/"
+    ) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"up\n"
+            assert here.ask("lead", HOME, {port: str(place)}) == []
+            assert through(port, b"the token") == b""
+            assert other.stdout.readline() == b"b''\n"  # it was connected to, and told nothing
+        finally:
+            other.kill()
+
+
+def test_whether_a_port_leads_on_is_heard(here: Connection) -> None:
+    port = free_port()
+    assert here.ask("hear", HOME, port) is False
+    here.ask("answer", HOME, port)
+    assert here.ask("hear", HOME, port) is True
+    assert here.ask("are_free", HOME, port, 1) is True
+
+
+def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folder: Path) -> None:
+    left, own = (Path(f"/tmp/muster-port-{os.getpid():x}-{name}") for name in ("left", "own"))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    with Connection(Host(LOCAL)) as connection:
+        connection.ask("use", far_relay.__name__)
+        assert not left.exists()
+        server = answers(own, b"")
+        connection.ask("lead", HOME, {free_port(): str(own)})
+        with Connection(Host(LOCAL)) as another:
+            another.ask("use", far_relay.__name__)
+        assert own.exists()
+    assert not own.exists()
+    server.close()
