@@ -251,7 +251,7 @@ def test_kept_folders_that_are_lost_are_made_again(
 ON_A_SMALL_DISK = """
 import ctypes, errno, os, sys
 from pathlib import Path
-from muster.farm.worker.folders import Folders, remove_kept
+from muster.farm.worker.files import Folders, remove_kept
 place, libc = Path(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
 def mounts(*words):
     if libc.mount(*words):

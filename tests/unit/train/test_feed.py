@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from muster.rank.seeding import DataOrder, Position
-from muster.train.batches import BatchPlan
+from muster.train.config import BatchPlan
 from muster.train.feed import Feed, Fetcher, Order, _is_plain, to_device
 from muster.train.task import Task
 
