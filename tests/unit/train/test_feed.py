@@ -140,3 +140,31 @@ def test_small_batches_are_fetched_in_longer_rows(width: int, fetched: int) -> N
     taken = [int(row[0]) for _ in range(2) for row in feed.take().data]
     assert len(seen) == 2 * fetched
     assert taken == order.indices(0, 0, 4)
+
+
+class BrokenFrom(Dataset[Any]):
+    """Gives the items of a set, and an error for all others."""
+
+    def __init__(self, whole: set[int]) -> None:
+        self.whole = whole
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index not in self.whole:
+            raise ValueError("fetched too early")
+        return torch.tensor([index])
+
+    def __len__(self) -> int:
+        return 100
+
+
+def test_batches_of_loaders_are_handed_on_as_they_come() -> None:
+    """A row of them would drain the loaders' queues: they would stand idle while it is used."""
+    order = DataOrder(100, seed=0)
+    data = BrokenFrom(set(order.indices(0, 0, 6)))
+    fetcher = Fetcher(data, torch.stack, 0, is_random=False)  # type: ignore[arg-type]
+    feed = Feed(fetcher, order, 0, torch.device("cpu"), num_workers=1)
+    plan = BatchPlan(global_batch=2, micro_batch=2, accumulation=1, shares=(1.0,))
+    feed.at(Position(0, 0), plan)
+    taken = [int(row[0]) for _ in range(3) for row in feed.take().data]
+    feed.close()
+    assert taken == order.indices(0, 0, 6)
