@@ -16,7 +16,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from muster.base.errors import SetupError, TargetError, UsageError
 from muster.rank.precision import Precision
 from muster.rank.process_group import NOTHING, Gang
-from muster.rank.sync import GradientSync, check_identical, share_buffers, share_parameters
+from muster.rank.sync import (
+    GradientSync,
+    check_identical,
+    modules_with_extra_state,
+    share_buffers,
+    share_extra_states,
+    share_parameters,
+)
 
 #: The name of "do not broadcast buffers before every forward" in this torch.
 _NO_BUFFERS: dict[str, Any] = (
@@ -57,6 +64,7 @@ class Replica(ABC):
         self.gang = gang
         self.parameters = list(bare.parameters())
         self.buffers = list(bare.buffers())
+        self._with_extra_state = [module for _, module in modules_with_extra_state(bare)]
 
     @property
     def evaluated(self) -> nn.Module:
@@ -102,6 +110,12 @@ class Replica(ABC):
     def num_collectives(self) -> int | None:
         """How many collectives backwards have started; None where that is not counted."""
         return None
+
+    def _share_what_is_no_parameter(self) -> None:
+        """Every rank takes rank 0's: it may follow from the data that a rank has seen."""
+        if self.buffers:
+            share_buffers(self.buffers)
+        share_extra_states(self._with_extra_state, self.gang)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the global gradient, which every rank holds; returns its norm before."""
@@ -179,8 +193,7 @@ class DistributedReplica(Replica):
         return self._sync.compute_s()
 
     def settle(self) -> None:
-        if self.buffers:
-            share_buffers(self.buffers)
+        self._share_what_is_no_parameter()
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:
@@ -258,8 +271,7 @@ class ShardedReplica(Replica):
         super().__init__(bare, gang)
 
     def begin_window(self) -> None:
-        if self.buffers:
-            share_buffers(self.buffers)
+        self._share_what_is_no_parameter()
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
         return self._only_last(is_last)

@@ -5,7 +5,7 @@
 import copy
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from muster.base.codec import to_json
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
-from muster.rank.process_group import Council
+from muster.rank.process_group import Council, Gang
 
 _EXTRA_STATE = "_extra_state"  # as torch has it in a state_dict
 
@@ -163,6 +164,35 @@ def share_buffers(buffers: Iterable[Tensor]) -> None:
                 start += buffer.numel()
 
 
+def share_extra_states(modules: Sequence[nn.Module], gang: Gang) -> None:
+    """Every rank takes the extra states of rank 0's modules, as it does its buffers.
+
+    What no checkpoint can hold stays as it is: a training that keeps it is refused.
+    """
+    if not modules or gang.num_ranks == 1:
+        return
+    states = [_sent(each.get_extra_state()) for each in modules] if gang.is_first else None
+    for module, state in zip(modules, gang.council.share(states), strict=True):
+        if state is not None and not gang.is_first:
+            value, kind = state
+            module.set_extra_state(value.to(gang.device) if kind == gang.device.type else value)
+
+
+def _sent(state: Any) -> tuple[Any, str | None] | None:
+    """A module's state, and the kind of device on which it is; None for what cannot be kept."""
+    if isinstance(state, Tensor):  # from the CPU: another rank has not this rank's GPU
+        return state.detach().cpu(), state.device.type
+    return (state, None) if kept_text(state) is not None else None
+
+
+def kept_text(value: Any) -> bytes | None:
+    """The JSON of ``value`` that a checkpoint has; None for what it cannot hold."""
+    try:
+        return to_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
 def share_parameters(model: nn.Module) -> None:
     """Every rank takes rank 0's parameters and buffers."""
     share_buffers([*model.parameters(), *model.buffers()])
@@ -228,9 +258,17 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def modules_with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Those that keep something beside tensors, with its name in the state of ``model``."""
+    """Those that give and take something beside their tensors, with its name in the state of
+    ``model``. What cannot be taken back, a version say, need not be kept.
+    """
     return [
         (f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, module)
         for name, module in model.named_modules()
         if type(module).get_extra_state is not nn.Module.get_extra_state
+        and type(module).set_extra_state is not nn.Module.set_extra_state
     ]
+
+
+def is_extra_state(name: str) -> bool:
+    """Whether an entry in the state of a model is what a module gives beside its tensors."""
+    return name.replace("/", ".").rpartition(".")[2] == _EXTRA_STATE

@@ -28,12 +28,15 @@ TRAINED: dict[str, Toy] = {
     "complex": Unusual(net="complex"),
     "experts": SkipsParameters(net="experts"),
     "averaged": Unusual(net="averaged"),
+    "versioned": Unusual(net="versioned"),
     "growing": Unusual(how="growing"),
     "named": NamedBatches(),
 }
 #: Whose steps depend on the number of forwards, or round to few bits: no textbook for those.
 WITHOUT_TEXTBOOK: dict[str, Toy] = {
     "counting": Unusual(net="counting"),
+    "centred": Unusual(net="centred"),
+    "remembering": Unusual(net="remembering"),
     "pausing-said": SkipsParameters(net="pausing"),
     "wide": Unusual(how="wide", dtype="bfloat16"),
 }

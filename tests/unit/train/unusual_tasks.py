@@ -150,6 +150,57 @@ class CountingNet(nn.Module):
         self.calls = state["calls"]
 
 
+class CentredNet(nn.Module):
+    """Keeps a running mean of what its own rank has seen, in a number that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 1, dtype=KIND)
+        self.mean = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
+        return self.inner(x - self.mean).sum(-1)
+
+    def get_extra_state(self) -> Any:
+        return {"mean": self.mean}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.mean = state["mean"]
+
+
+class RememberingNet(CentredNet):
+    """Keeps all that it has seen, in a tensor that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.append(float(x.mean()))
+        return self.inner(x - sum(self.seen)).sum(-1)
+
+    def get_extra_state(self) -> Any:
+        return torch.tensor(self.seen, dtype=KIND)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state.tolist()
+
+
+class VersionedNet(CentredNet):
+    """Says its version in its state, which nothing takes back, and counts nothing."""
+
+    set_extra_state = nn.Module.set_extra_state
+
+    def get_extra_state(self) -> Any:
+        return {"version": 3, "made": object()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).sum(-1)
+
+
 class UnstorableNet(CountingNet):
     def get_extra_state(self) -> Any:
         return {"calls": object()}
@@ -168,6 +219,9 @@ NETS: dict[str, Any] = {
     "pausing": PausingNet,
     "averaged": AveragedNet,
     "counting": CountingNet,
+    "centred": CentredNet,
+    "remembering": RememberingNet,
+    "versioned": VersionedNet,
     "unstorable": UnstorableNet,
 }
 
