@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from muster.base.codec import read_json
 from muster.base.errors import SetupError
-from muster.rank.sync import modules_with_extra_state
+from muster.rank.sync import is_extra_state, modules_with_extra_state
 
 EXTRA, MANIFEST = "extra.json", "manifest.json"
 METADATA = ".metadata"
@@ -148,8 +148,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def model_scalars(model: nn.Module) -> dict[str, Any]:
     """What modules keep that is no tensor, by its name: the values of their ``get_extra_state``."""
-    values = model.state_dict(keep_vars=True).items()
-    return {name: value for name, value in values if not isinstance(value, Tensor)}
+    values = {name: each.get_extra_state() for name, each in modules_with_extra_state(model)}
+    return {name: value for name, value in values.items() if not isinstance(value, Tensor)}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -191,6 +191,7 @@ def load_state(
     shapes = read_shapes(checkpoint)
     targets = model_tensors(model)
     _check_model(checkpoint, {n: t.shape for n, t in targets.items()}, shapes)
+    targets = _with_stored_extra_states(targets, shapes)
     parameters = dict(model.named_parameters())
     if optimizer is not None:
         for name, (shape, dtype) in shapes.items():
@@ -203,6 +204,18 @@ def load_state(
     _set_extra_states(checkpoint, model, plain)
     if optimizer is not None:
         _give_back(model, optimizer, plain, scalars)
+
+
+def _with_stored_extra_states(
+    targets: Mapping[str, Tensor], shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+) -> dict[str, Tensor]:
+    """``targets`` with room for extra states as they are stored: they may change their size."""
+    found = {name: target for name, target in targets.items() if not is_extra_state(name)}
+    for name, (shape, dtype) in shapes.items():
+        if name.startswith(_MODEL) and is_extra_state(name):
+            place = targets[name].device if name in targets else None
+            found[name] = torch.zeros(shape, dtype=dtype, device=place)
+    return found
 
 
 def _set_extra_states(checkpoint: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -260,7 +273,12 @@ def _check_model(
     wanted: Mapping[str, torch.Size],
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
 ) -> None:
-    stored = {name: shape for name, (shape, _) in shapes.items() if name.startswith(_MODEL)}
+    wanted = {name: shape for name, shape in wanted.items() if not is_extra_state(name)}
+    stored = {
+        name: shape
+        for name, (shape, _) in shapes.items()
+        if name.startswith(_MODEL) and not is_extra_state(name)
+    }
     lines = [f"{name[len(_MODEL) :]} is missing" for name in wanted if name not in stored]
     lines += [f"{name[len(_MODEL) :]} is not in the model" for name in stored if name not in wanted]
     lines += [
