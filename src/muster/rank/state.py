@@ -11,14 +11,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from muster.base.code import Code
-from muster.base.codec import to_json
 from muster.base.errors import TargetError
 from muster.rank.checkpoint import (
     CheckpointWriter,
@@ -40,6 +39,7 @@ from muster.rank.checkpoint_files import (
 from muster.rank.checkpoint_travel import bring
 from muster.rank.process_group import Gang
 from muster.rank.seeding import MODEL, mix, seed_everything
+from muster.rank.sync import kept_text
 from muster.rank.task import check_code
 from muster.run.folder import RunFolder
 
@@ -99,7 +99,7 @@ class State:
         self._start = start
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._readers = readers
-        self._made = [_kept_values(group) for group in optimizer.param_groups]
+        self._made = [_marks(group) for group in optimizer.param_groups]
         self._writer = CheckpointWriter(
             start.folder.checkpoints,
             rank=start.gang.rank,
@@ -132,7 +132,7 @@ class State:
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
             "model_scalars": model_scalars(self._model),
             "optimizer_scalars": optimizer_scalars(self._model, self._optimizer),
-            "optimizer_groups": self._changed_groups(),
+            "optimizer_groups": copy.deepcopy(self._changed_groups()),
             "num_ranks": self._start.gang.num_ranks,
             **extra,
         }
@@ -148,6 +148,8 @@ class State:
         """Bring model, optimizer and loss scaling to what ``newest_state`` has found."""
         scalars = extra["optimizer_scalars"]
         load_state(checkpoint, self._model, self._optimizer, scalars, self._readers)
+        # The groups are now copies that torch has made, with the values that they were made with.
+        self._made = [_marks(group) for group in self._optimizer.param_groups]
         for group, values in zip(
             self._optimizer.param_groups, extra.get("optimizer_groups", ()), strict=False
         ):
@@ -181,15 +183,13 @@ class State:
         told = {f"{who} keeps {entry}": value for each in kept for entry, value in each.items()}
         told |= {f"the model keeps {n}": value for n, value in model_scalars(self._model).items()}
         for what, value in told.items():
-            try:
-                to_json(value)
-            except (TypeError, ValueError):
+            if kept_text(value) is None:
                 raise TargetError(
                     f"{what}, a {type(value).__name__}, which no checkpoint can hold: a training "
                     "that is resumed would differ.",
                     hint="checkpoints hold tensors by name, and numbers, texts, lists and dicts of "
                     "them.",
-                ) from None
+                )
 
     def _changed_groups(self) -> list[dict[str, Any]]:
         """What the optimizer has changed in its parameter groups. What it was made with is made
@@ -198,8 +198,8 @@ class State:
         return [
             {
                 name: value
-                for name, value in _kept_values(group).items()
-                if not _is_same(made.get(name), value)
+                for name, value in group.items()
+                if name not in _SET_ANEW and not (name in made and _is_as_marked(made[name], value))
             }
             for group, made in zip(self._optimizer.param_groups, self._made, strict=True)
         ]
@@ -211,16 +211,52 @@ class State:
         }
 
 
-def _kept_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What is in a parameter group beside its parameters and the rate, which every step sets."""
-    rest = {name: value for name, value in group.items() if name not in _SET_ANEW}
-    return copy.deepcopy(rest)
+class _Leaf(NamedTuple):
+    """A value as it was: its text where a checkpoint can hold it, else the object itself."""
+
+    value: Any
+    text: bytes | None
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _marks(group: Mapping[str, Any]) -> dict[str, Any]:
+    """By which ``_is_as_marked`` sees what has changed in a parameter group, beside its parameters
+    and the rate, which every step sets.
+    """
+    return {name: _mark(value) for name, value in group.items() if name not in _SET_ANEW}
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _mark(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mark(each) for each in value]
+    return _Leaf(value, kept_text(value))
+
+
+def _is_as_marked(mark: Any, value: Any) -> bool:
+    if isinstance(mark, _Leaf):
+        if mark.text is None:  # nothing is known of it but which object it is
+            return mark.value is value
+        return mark.text == kept_text(value)
+    if isinstance(mark, Tensor):
+        is_alike = isinstance(value, Tensor) and (mark.dtype, mark.device) == (
+            value.dtype,
+            value.device,
+        )
+        return is_alike and torch.equal(mark, value)
+    if isinstance(mark, dict):
+        return (
+            isinstance(value, dict)
+            and mark.keys() == value.keys()
+            and all(_is_as_marked(each, value[name]) for name, each in mark.items())
+        )
+    return (
+        isinstance(value, list | tuple)
+        and len(mark) == len(value)
+        and all(map(_is_as_marked, mark, value))
+    )
 
 
 def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:
