@@ -212,8 +212,10 @@ class DistributedReplica(Replica):
         self.release_others()  # they would wait for the watchdog
         named = self.bare.named_parameters()
         unused = [name for name, each in named if each.requires_grad and each.grad is None]
+        # Where gradients are accumulated, earlier micro-batches may have given one to each.
+        which = ", ".join(unused[:3]) or "a parameter in its last micro-batch"
         raise TargetError(
-            f"The loss of a step did not use {', '.join(unused[:3])}"
+            f"The loss of a step did not use {which}"
             f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}, which the loss before "
             "the first step did: the gradients of all ranks cannot be added up.",
             hint="write skips_parameters = True in the class of the task: torch then looks for "

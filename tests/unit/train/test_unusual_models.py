@@ -30,6 +30,7 @@ TRAINED: dict[str, Toy] = {
     "averaged": Unusual(net="averaged"),
     "versioned": Unusual(net="versioned"),
     "growing": Unusual(how="growing"),
+    "holding": Unusual(how="holding"),
     "named": NamedBatches(),
 }
 #: Whose steps depend on the number of forwards, or round to few bits: no textbook for those.
@@ -111,3 +112,17 @@ def test_what_cannot_be_trained_is_refused_in_words(name: str, trained: Outcomes
     assert told, outcomes[0].trace
     assert "MusterError" in told[0].kinds and told[0].exit_code == 2
     assert not list(trained.folder(name).checkpoints.glob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """On its own: its first rank only ends when the second one's process does."""
+    job = Job(name="late", ranks=2, task=Unusual(net="pausing-late"), config=SMALL)
+    return run_jobs(tmp_path_factory.mktemp("late"), [job], limit_s=60.0)
+
+
+def test_a_loss_that_skips_parameters_in_its_last_micro_batch_is_told_so(late: Outcomes) -> None:
+    """All have gradients then, from the one before."""
+    error = late.of("late", 1).error
+    assert error is not None
+    assert "did not use a parameter in its last micro-batch, which" in error

@@ -113,6 +113,19 @@ class PausingNet(nn.Module):
         return self.always(x).sum(-1) + (0.0 if is_out else self.mostly(x).sum(-1))
 
 
+class PausingLateNet(PausingNet):
+    """Leaves a layer out in the second micro-batch of step 3, on rank 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += BEACON.step == 3
+        is_out = self.calls == 2 and os.environ["RANK"] == "1"
+        return self.always(x).sum(-1) + (0.0 if is_out else self.mostly(x).sum(-1))
+
+
 class AveragedNet(nn.Module):
     """Keeps an average of its weights, which is what it is judged by."""
 
@@ -217,6 +230,7 @@ NETS: dict[str, Any] = {
     "sparse": lambda: SparseNet(sparse=True),
     "experts": ExpertNet,
     "pausing": PausingNet,
+    "pausing-late": PausingLateNet,
     "averaged": AveragedNet,
     "counting": CountingNet,
     "centred": CentredNet,
@@ -240,6 +254,20 @@ class Growing(torch.optim.Optimizer):
             for each in group["params"]:
                 if each.grad is not None:
                     each -= group["lr"] * group["d"] * each.grad
+
+
+class Settings:
+    """Equal to nothing but itself."""
+
+
+class Holding(Growing):
+    """Was given objects and lists of tensors, which it never changes."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group["settings"] = Settings()
+            group["parts"] = [torch.ones(2), {"table": torch.eye(2)}, (1, Settings())]
 
 
 class Wide(torch.optim.Optimizer):
@@ -293,8 +321,8 @@ class Unusual(Toy):
         if self.how == "foreign":
             return torch.optim.SGD([*parameters, nn.Parameter(torch.ones(2))], lr=lr)
         kinds: dict[str, Any] = {
-            "growing": Growing, "wide": Wide, "listing": Listing, "sparse": torch.optim.SparseAdam,
-            "sgd": torch.optim.SGD,
+            "growing": Growing, "holding": Holding, "wide": Wide, "listing": Listing,
+            "sparse": torch.optim.SparseAdam, "sgd": torch.optim.SGD,
         }  # fmt: skip
         if self.how in kinds:
             return kinds[self.how](parameters, lr=lr)
