@@ -116,6 +116,8 @@ class AgentTrainer(Trainer):
         progress.updates += 1
         progress.steps += config.rollout_steps * run.num_envs
         progress.episodes += run.window.add(agreed.episode_sums)
+        if progress.updates == 1:
+            run.state.check_kept()
         self._check_identical(f"after update {progress.updates}")
         seconds = time.perf_counter() - began
         values = update_values(

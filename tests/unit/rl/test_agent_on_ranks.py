@@ -58,6 +58,7 @@ def jobs() -> list[Job]:
         Job(name="continuous", ranks=1, task=GymnasiumAgent(env="Pendulum-v1"), config=many),
         Job(name="nan", ranks=2, task=CartPoleAgent(trouble="nan", at=30, on=4), config=few),
         Job(name="memory", ranks=1, task=CartPoleAgent(trouble="memory", at=2), config=many),
+        Job(name="unstorable", ranks=1, task=CartPoleAgent(trouble="unstorable"), config=many),
         Job(name="half", ranks=1, task=CartPoleAgent(wide=False), config={"precision": "bf16"}),
     ]  # fmt: skip
     short = {**many, "num_steps": 3 * UPDATE, "eval_frequency": 0, "eval_episodes": 1}
@@ -209,6 +210,15 @@ def test_a_gradient_that_is_no_number_is_never_applied(trained: Outcomes) -> Non
         assert found.exit_code == 1 and "The gradient" in (found.error or "")
     kept = trained.weights("bad-gradient")
     assert all(bool(torch.isfinite(value).all()) for value in kept.values())
+
+
+def test_a_policy_that_no_checkpoint_can_hold_is_refused_after_one_update(
+    trained: Outcomes,
+) -> None:
+    found = trained.of("unstorable")
+    assert "the model keeps _extra_state, a dict" in (found.error or ""), found.trace
+    assert found.exit_code == 2
+    assert trained.lines("unstorable", "update") == []
 
 
 def test_half_precision_trains(trained: Outcomes) -> None:
