@@ -275,7 +275,9 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=150)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", help="contenders whose name has this in it")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="contenders whose name has one of these in it"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.quick:
@@ -286,7 +288,10 @@ def main() -> None:
     rows, record = [], {}
     with ssh_servers() as hosts, tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         contest = Contest(hosts, Path(name), (args.functions, args.commands))
-        contenders = {k: run for k, run in contest.contenders().items() if args.only in k}
+        contenders = {
+            name: run for name, run in contest.contenders().items()
+            if any(part in name for part in args.only)
+        }  # fmt: skip
         whole = alternate(contenders, args.repeats)
     for kind, values in whole.items():
         first, steady = summary(contest.first[kind]), summary(contest.steady[kind])

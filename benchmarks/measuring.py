@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -108,7 +109,7 @@ def write_json(path: Path | None, record: dict[str, Any]) -> None:
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if "--json" in words:
         del words[words.index("--json") : words.index("--json") + 2]
-    command = "python benchmarks/" + " ".join(word for word in words if word[:7] != "--json=")
+    command = "python benchmarks/" + shlex.join(word for word in words if word[:7] != "--json=")
     whole = {"command": command, "machine": machine(), "tables": _tables,
              "goals": _goals, **record}  # fmt: skip
     path.write_text(json.dumps(whole, indent=2, default=str) + "\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import goal, machine, summary, write_json
+from measuring import goal, machine, summary, table, write_json
 
 FIRST = "import time\ndef f(i: int):\n    return {'at': time.time()}\n"
 NOOP = "def noop(i: int, seed: int = 0):\n    return {'i': i}\n"
@@ -119,21 +118,30 @@ def main() -> None:
         large = many(folder, args.tasks)
     about = machine()
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}")
-    for kind, values in (("muster", ours), ("ProcessPoolExecutor script", peers)):
-        low, high = min(values), max(values)
-        middle = statistics.median(values)
-        print(f"command to first task, {kind}: {middle:.3f} s [{low:.3f}–{high:.3f}]")
-    middle = statistics.median(ours)
+    starts = [("muster", summary(ours)), ("ProcessPoolExecutor script", summary(peers))]
+    table(
+        ["from the command to the first task", "median", "range"],
+        [[kind, f"{s['median']:.3f} s", f"[{s['low']:.3f}–{s['high']:.3f}]"] for kind, s in starts],
+    )
+    middle = starts[0][1]["median"]
     goal("command to first task, s", "< 0.5", f"{middle:.3f}", middle < 0.5)
-    for key, value in large.items():
-        print(f"{key}: {value:,.1f}" if isinstance(value, float) else f"{key}: {value}")
+    at_shares = large.pop("rss_mib_at_10_50_90_percent")
+    rows = [
+        ["all listed after", f"{large['enqueued_s']:.1f} s"],
+        ["all done after", f"{large['drained_s']:.1f} s"],
+        ["tables written after", f"{large['whole_s']:.1f} s"],
+        ["tasks a second until all are done", f"{large['tasks_per_s']:,.0f}"],
+        ["coordinator's memory at 10, 50, 90 %, MiB", ", ".join(map(str, at_shares))],
+        ["its highest", f"{large['peak_rss_mib']} MiB"],
+    ]
+    table([f"{args.tasks:,} empty tasks", ""], rows)
     if args.tasks == 1_000_000:
         listed, ended, whole = (large[f"{name}_s"] for name in ("enqueued", "drained", "whole"))
         goal("a million tasks listed, s", "< 6", f"{listed:.1f}", listed < 6)
         goal("the table of a million, s", "< 4", f"{whole - ended:.1f}", whole - ended < 4)
     write_json(
         args.json,
-        {"machine": about, "muster": summary(ours), "pool": summary(peers), "many": large},
+        {"machine": about, "muster": starts[0][1], "pool": starts[1][1], "many": large},
     )
 
 

@@ -45,6 +45,10 @@ def test_changed_code_is_refused_until_it_is_allowed(
     (tmp_path / "p.py").write_text("import helper\n")
     (tmp_path / "helper.py").write_text("k = 1\n")
     (tmp_path / "p.sh").write_text("#!/bin/sh\necho 1\n")
+    if not script.is_python:
+        refused = muster_main("run", "--dry-run", *words)
+        assert refused.returncode == 2 and "chmod +x ./p.sh" in refused.stderr
+    (tmp_path / "p.sh").chmod(0o755)
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/__init__.py").write_text("")
     (tmp_path / "pack/prog.py").write_text("import helper\n")

@@ -145,11 +145,16 @@ def check_there(script: Script) -> None:
 def _check_program(script: Script, options: GangOptions) -> None:
     """Raise TargetError where it is to run on this machine, which has no such program."""
     is_there = options.hosts is not None or shutil.which(script.path) is not None
-    if not (script.is_python or script.is_module or is_there):
+    if script.is_python or script.is_module or is_there:
+        return
+    if "/" in script.path and Path(script.path).is_file():
         raise TargetError(
-            f"There is no program {script.path} here.",
-            hint="check its name, or give its path; `which NAME` shows where a program is.",
+            f"{script.path} may not be executed.", hint=f"chmod +x {shell_word(script.path)}"
         )
+    raise TargetError(
+        f"There is no program {script.path} here.",
+        hint="check its name, or give its path; `which NAME` shows where a program is.",
+    )
 
 
 def _new_folder(name: str, node_rank: int) -> RunFolder:
