@@ -139,7 +139,7 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     """
     words, program = split_command(_without_sweep_file(argv)[0])
     typed = words
-    target, words = split_target(typed, is_target, GROUPS.values)
+    target, words = split_target(typed, is_target, GROUPS.values, has_program=bool(program))
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
         about = (recipe.config.__doc__ or "").strip()
@@ -185,7 +185,8 @@ def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     from muster.cli.wandb_file import without_sweep_file
 
-    target, _ = split_target(split_command(argv)[0], is_target, GROUPS.values)
+    words, program = split_command(argv)
+    target, _ = split_target(words, is_target, GROUPS.values, has_program=bool(program))
     return without_sweep_file(argv, has_target=bool(target))
 
 
