@@ -65,6 +65,16 @@ def files(tmp_path: Path) -> None:
             "--grid lr=1 b=2 --seeds=2 -- python script.py --lr {lr} --b {b} --seed {seed}",
             "",
         ),
+        (
+            "sweep script.py --notify command:true --grid lr=1",
+            "write muster sweep --notify command:true --grid lr=1 -- python script.py --lr {lr}",
+            "sweep --notify command:true --grid lr=1 -- python script.py --lr {lr}",
+        ),
+        (
+            "sweep --grid lr=1 --notify command:true script.py --epochs 3",
+            "--grid lr=1 --notify command:true -- python script.py --epochs 3 --lr {lr}",
+            "",
+        ),
         ("map upper.py:upper words.jsonl", "write --input words.jsonl.", ""),
         ("map upper.py:upper --input words.jsonl o.jsonl", "write --output o.jsonl.", ""),
         ("map upper.py:upper -i words.jsonl", "did you mean --input?", ""),
