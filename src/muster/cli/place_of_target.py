@@ -67,6 +67,16 @@ def split_target(
     return words[at], [*words[:at], *words[at + 1 :]]
 
 
+def possible_targets(words: Sequence[str], flags: Callable[[], Iterable[Any]]) -> list[str]:
+    """The words that are no values of ``flags``, whether they look like targets or not."""
+    known = _known(flags)
+    return [
+        words[place.at]
+        for place in _places(words, known)
+        if place.rank is not _Rank.BEHIND_FLAG or flag_name(words[place.at - 1]) not in known
+    ]
+
+
 def _known(flags: Callable[[], Iterable[Any]]) -> dict[str, Option]:
     return flags_by_name([option for group in flags() for option in options_of("", group)])
 

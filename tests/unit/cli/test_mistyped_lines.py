@@ -49,6 +49,10 @@ def files(tmp_path: Path) -> None:
         ("sweep train.py:run --grid lr=1 --epochs 3", "it is a flag of muster train.", ""),
         ("sweep train.py:run --grid lr=1 --input x", "it is a flag of muster map.", ""),
         ("sweep --num-seeds 2 smm", "did you mean 'ssm'?", "sweep ssm --num-seeds 2"),
+        ("sweep --grid lr=1 --no-such smm", "did you mean 'ssm'?", ""),
+        ("sweep --name sim --grid lr=1", "There is nothing to run", ""),
+        ("sweep --grid lr=1 --name=sim --run-dir smm", "There is nothing to run", ""),
+        ("sweep --notify sim --constraint sim", "There is nothing to run", ""),
         ("sweep run train.py", "begin with it: muster run", ""),
         (
             "sweep script.py --seeds 3 words.jsonl",
