@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from muster.cli.parse import Said
 
 _SETTING = re.compile(r"(-*)([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+_OFF = {"0", "false", "no", "off"}
 _TABLES = {".csv", ".parquet", ".jsonl"}
 
 
@@ -32,7 +33,7 @@ def for_word(
         _, name, value = setting.groups()
         flag = name.replace("_", "-")
         if flag in known:
-            return f"write --{flag} {shell_word(value)}."
+            return f"write {_said(flag, known[flag], value)}."
         return f"write --grid {shell_word(word)}." if "grid" in known else ""
     if "input" in known and "input" not in said and Path(word).exists():
         return f"write --input {shell_word(word)}."
@@ -41,6 +42,15 @@ def for_word(
     if "to" in known and "to" not in said and Path(word).suffix in _TABLES:
         return f"write --to {shell_word(word)}."
     return "" if before is None else _for_word_behind(before, word)
+
+
+def _said(flag: str, option: Option, value: str) -> str:
+    """``--flag`` with this value, as it is typed."""
+    if option.flag.alone is not None and flag == option.name and value:
+        return f"--{flag}={shell_word(value)}"
+    if option.num_words(flag) == 0:
+        return f"--no-{flag}" if value.lower() in _OFF and option.arity == 0 else f"--{flag}"
+    return f"--{flag} {shell_word(value)}"
 
 
 def _for_word_behind(before: Said, word: str) -> str:
