@@ -183,8 +183,8 @@ class Backlog:
 
     ``queue``: for any; ``solo``: for a device that they have to themselves; ``wary``: for another
     device than that on which they crashed; ``fresh``: for a worker that has done nothing yet.
-    ``reserved``: by device, the task that has it to itself,
-    also while a worker runs it. ``exhausted``: nothing is left to be fetched.
+    ``reserved``: by device, the task that has it to itself, also while a worker runs it.
+    ``exhausted``: nothing is left to be fetched.
     """
 
     def __init__(
