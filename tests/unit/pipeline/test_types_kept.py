@@ -328,7 +328,7 @@ def test_categories_are_written_the_same_in_whatever_batches_they_come(
     for name, size, rows in (("one", 7, 400), ("two", 500, 1200)):
         place = tmp_path / name
         source = open_input(tmp_path / "in.parquet", Selection(), folder=place / "input")
-        how = {"keeps_types": True, "keeps_ids": False, "batch_size": size}
+        how: dict[str, Any] = {"keeps_types": True, "keeps_ids": False, "batch_size": size}
         done = run_chunks(source, place, rows_per_chunk=rows, **how)
         found.append(done.merged(source, place / "out.parquet"))
     assert len({path.read_bytes() for path in found}) == 1
