@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER, _NONE = -1, 0
-#: As glibc begins, and where its own adaption ends, which setting a value switches off.
-_USUAL_BLOCKS, _USUAL_TRIM = 65536, 64 << 20
+#: As glibc begins, and where its own adaption ends: any setting switches that off, and blocks of
+#: more than the 128 KiB it begins with would be from the system, and go back, from then on.
+_USUAL_BLOCKS, _USUAL_THRESHOLD, _USUAL_TRIM = 65536, 32 << 20, 64 << 20
 
 
 @contextmanager
@@ -34,5 +35,6 @@ def freed_memory_kept() -> Iterator[None]:
         yield
     finally:
         libc.mallopt(_MMAP_MAX, _USUAL_BLOCKS)
+        libc.mallopt(_MMAP_THRESHOLD, _USUAL_THRESHOLD)
         libc.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
         libc.malloc_trim(0)
