@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+from muster.rank.freed_memory import bytes_to_keep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
 
@@ -66,3 +69,17 @@ def test_blocks_that_are_freed_and_taken_later_are_used_again_as_ever() -> None:
     usual, kept = measured("usual"), measured("kept")
     assert usual["later"] < 5_000
     assert kept["later"] < 5_000
+
+
+def test_the_ranks_of_a_container_share_a_quarter_of_what_it_has_left(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (group / "memory.max").write_text(f"{500 << 20}\n")
+    (group / "memory.current").write_text(f"{180 << 20}\n")
+    (group / "memory.stat").write_text(f"inactive_file {80 << 20}\n")
+    assert bytes_to_keep(tmp_path, {}) == 100 << 20
+    gang = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert bytes_to_keep(tmp_path, gang | address) == 25 << 20
