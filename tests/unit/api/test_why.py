@@ -216,6 +216,31 @@ def test_a_task_that_failed_twice_stands_for_itself(tmp_path: Path, muster_main:
     assert "(2 attempts)" in said and "  tasks: " in said and "…" not in said
 
 
+def test_tasks_that_came_right_later_are_not_named_as_failed(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """The tasks before it have had an attempt that ended for the same cause."""
+    folder = folder_of("sweep", "failed", tmp_path)
+    (before,) = find_run(str(folder.path)).failures()
+    number = before.named[0].split()[0]
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        columns = "failure_id, worker_id, started_s, seconds, outcome, log_start, log_end"
+        ledger.execute(
+            f"INSERT INTO attempts (task_id, token, {columns}) "
+            "SELECT done.task_id, 0, failure_id, a.worker_id, a.started_s, a.seconds, a.outcome, "
+            "a.log_start, a.log_end FROM attempts a, tasks done "
+            "WHERE failure_id IS NOT NULL AND done.state = 2"
+        )
+    (group,) = find_run(str(folder.path)).failures()
+    assert group.num_tasks > group.num_failed == 1
+    assert (group.tasks, group.named) == (before.tasks, before.named)
+    said = muster_main("errors", str(folder.path)).stdout
+    assert f"  tasks: {before.named[0]}\n" in said and f"logs {folder.path} {number}\n" in said
+    found = why(find_run(str(folder.path)))
+    assert found.causes[0].named == before.named
+    assert f"muster logs {folder.path} {number}" in found.tries
+
+
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = folder_of("run", "failed", tmp_path)
     done = muster_main("why", str(folder.path))
