@@ -324,6 +324,20 @@ def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) ->
     assert found.state == "waiting" and "was begun when its run ended" in found.sentence
 
 
+def test_a_retry_of_a_run_at_work_names_what_is_not_refused(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("sweep", "failed", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE tasks SET state = 0 WHERE state = 3")
+    with hold(folder):
+        said = muster_main("retry", str(folder.path))
+    assert said.returncode == 0, said.stderr
+    assert f"muster attach {folder.path}" in said.stdout and "muster resume" not in said.stdout
+    said = muster_main("retry", str(folder.path))
+    assert f"what is left: muster resume {folder.path}" in said.stdout
+
+
 def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
     """`muster retry` refuses maps, and arrays as a whole."""
     folder = folder_of("map", "stopped", tmp_path)
