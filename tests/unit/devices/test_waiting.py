@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from tests.conftest import MusterCli
 from tests.unit.devices.test_queue_notes import written
 
 from muster.api.start.options import GangOptions, SweepOptions
@@ -238,6 +239,27 @@ def test_a_wait_ends_although_others_take_and_give_back_all_the_time(
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "taken_first", "sentence"),
+    [
+        (1, True, "0 of 1 GPU is free"), (1, False, "1 of 1 GPU is free"),
+        (2, True, "1 of 2 GPUs is free"), (2, False, "2 of 2 GPUs are free"),
+    ],
+)  # fmt: skip
+def test_the_queue_counts_what_is_free(
+    settings: Settings, tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int, taken_first: bool, sentence: str,
+) -> None:  # fmt: skip
+    host(tmp_path / "facts.json", num_gpus)
+    lease = held(settings, "GPU-0") if taken_first else None
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(settings.lease_folder))
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(settings.device_facts))
+    done = muster_main("queue")
+    assert done.stdout.splitlines()[-1] == sentence, done.stderr
+    if lease is not None:
+        lease.release()
 
 
 @needs_root
