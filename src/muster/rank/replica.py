@@ -199,8 +199,10 @@ class DistributedReplica(Replica):
         self.release_others()  # they would wait for the watchdog
         named = self.bare.named_parameters()
         unused = [name for name, each in named if each.requires_grad and each.grad is None]
+        # An earlier part of an accumulated batch may have given it a gradient.
+        names = ", ".join(unused[:3]) or "a parameter in the last part of its batch"
         raise TargetError(
-            f"The loss of a step did not use {', '.join(unused[:3])}"
+            f"The loss of a step did not use {names}"
             f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}, which the loss before "
             "the first step did: the gradients of all ranks cannot be added up.",
             hint="write skips_parameters = True in the class of the task: torch then looks for "

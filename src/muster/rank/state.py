@@ -6,7 +6,6 @@ code that made it, the loss scaling. What a model or an agent has beside these i
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -213,14 +212,34 @@ class State:
 
 def _kept_values(group: Mapping[str, Any]) -> dict[str, Any]:
     """What is in a parameter group beside its parameters and the rate, which every step sets."""
-    rest = {name: value for name, value in group.items() if name not in _SET_ANEW}
-    return copy.deepcopy(rest)
+    return {name: _copied(value) for name, value in group.items() if name not in _SET_ANEW}
+
+
+def _copied(value: Any) -> Any:
+    """``value`` as it is now. An object that is nothing of what checkpoints hold stays itself: a
+    copy of it would differ from it.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value
 
 
 def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:

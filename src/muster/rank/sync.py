@@ -228,9 +228,12 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def modules_with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Those that keep something beside tensors, with its name in the state of ``model``."""
+    """Those that keep something beside tensors, with its name in the state of ``model``. One that
+    cannot take it back, as torch allows, keeps nothing.
+    """
     return [
         (f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, module)
         for name, module in model.named_modules()
         if type(module).get_extra_state is not nn.Module.get_extra_state
+        and type(module).set_extra_state is not nn.Module.set_extra_state
     ]

@@ -222,7 +222,11 @@ class Feed:
         self._rank = rank
         self._num_workers = num_workers
         self._is_cuda = device.type == "cuda"
-        self._move: Callable[[Iterator[Batch]], Iterator[Batch]] = _in_a_row
+        # Worker processes fetch ahead by themselves: a row would empty what they have made, and let
+        # them stand idle while it is worked on.
+        self._move: Callable[[Iterator[Batch]], Iterator[Batch]] = (
+            iter if num_workers else _in_a_row
+        )
         if self._is_cuda:
             side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._move = partial(_copied_ahead, device, side)
