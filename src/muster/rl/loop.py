@@ -114,6 +114,8 @@ class AgentTrainer(Trainer):
             _absorb(run, agreed)
 
         progress.updates += 1
+        if progress.updates == 1:
+            run.state.check_kept()
         progress.steps += config.rollout_steps * run.num_envs
         progress.episodes += run.window.add(agreed.episode_sums)
         self._check_identical(f"after update {progress.updates}")
