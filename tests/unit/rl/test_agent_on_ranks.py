@@ -58,6 +58,7 @@ def jobs() -> list[Job]:
         Job(name="continuous", ranks=1, task=GymnasiumAgent(env="Pendulum-v1"), config=many),
         Job(name="nan", ranks=2, task=CartPoleAgent(trouble="nan", at=30, on=4), config=few),
         Job(name="memory", ranks=1, task=CartPoleAgent(trouble="memory", at=2), config=many),
+        Job(name="unstorable", ranks=1, task=CartPoleAgent(trouble="unstorable"), config=many),
         Job(name="half", ranks=1, task=CartPoleAgent(wide=False), config={"precision": "bf16"}),
     ]  # fmt: skip
     short = {**many, "num_steps": 3 * UPDATE, "eval_frequency": 0, "eval_episodes": 1}
@@ -193,6 +194,12 @@ def test_memory_that_runs_out_is_told_with_what_takes_it(trained: Outcomes) -> N
     found = trained.of("memory")
     assert "MusterError" in found.kinds and found.exit_code == 3
     assert "8 environments x 24 steps" in (found.error or "")
+
+
+def test_what_no_checkpoint_can_hold_is_told_after_the_first_update(trained: Outcomes) -> None:
+    found = trained.of("unstorable")
+    assert found.exit_code == 2 and "the model keeps _extra_state, a dict" in (found.error or "")
+    assert not trained.lines("unstorable", "update")
 
 
 @pytest.mark.parametrize("name", SETTINGS)

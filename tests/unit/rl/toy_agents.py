@@ -70,6 +70,16 @@ class BadGradient(RecurrentPolicy):
         return output._replace(value=output.value + nothing)
 
 
+class Unstorable(RecurrentPolicy):
+    """Keeps a tensor where checkpoints hold numbers and texts."""
+
+    def get_extra_state(self) -> Any:
+        return {"table": torch.ones(3)}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
 @dataclass
 class CartPoleAgent(AgentTask):
     """Batched CartPole; ``on``: the first environment of the rank that has the ``trouble``."""
@@ -91,7 +101,8 @@ class CartPoleAgent(AgentTask):
         return Wide(place, self.max_steps, self.wide)
 
     def policy(self, spec: EnvSpec) -> Policy:
-        kind = BadGradient if self.trouble == "gradient" else RecurrentPolicy
+        kinds = {"gradient": BadGradient, "unstorable": Unstorable}
+        kind = kinds.get(self.trouble, RecurrentPolicy)
         made = kind(spec, hidden=16, layers=(8,), memory=self.memory)
         if isinstance(made, BadGradient):
             made.at = self.at
