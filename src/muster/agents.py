@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from muster.rank.freed_memory import bytes_to_keep
 from muster.rl import streams
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import (
@@ -82,6 +83,7 @@ __all__ = [
     "State",
     "VectorEnv",
     "VectorEnvFace",
+    "bytes_to_keep",
     "distribution",
     "draw",
     "interval",

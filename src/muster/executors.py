@@ -17,7 +17,8 @@ from muster.farm.events import (
     WorkerDied,
     WorkerReady,
 )
-from muster.farm.executors.base import Assignment, Executor, make_executor
+from muster.farm.executors.base import Assignment, Executor
+from muster.farm.executors.table import make_executor
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 __all__ = [

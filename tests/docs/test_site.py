@@ -41,6 +41,12 @@ def test_each_page_has_its_place_on_the_site() -> None:
     assert sorted(pages - placed) == [], "docs/index.md has a toctree for each kind"
 
 
+def test_each_decision_is_in_the_list_of_them() -> None:
+    text = (DOCS / "decisions" / "README.md").read_text()
+    pages = [page.name for page in (DOCS / "decisions").glob("0*.md")]
+    assert pages and [name for name in pages if f"]({name})" not in text] == []
+
+
 def test_each_script_of_the_gallery_is_short_and_has_a_page_with_its_picture() -> None:
     scripts = {path.name: path for path in (ROOT / "examples/gallery").iterdir() if path.is_file()}
     long = [name for name, path in scripts.items() if len(path.read_text().splitlines()) > 60]

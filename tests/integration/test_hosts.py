@@ -379,6 +379,35 @@ def test_the_first_task_begins_on_the_host_that_is_up_first(
 
 
 @pytest.mark.thorough
+def test_a_host_on_which_ray_fails_is_named_while_others_work(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    """It fails when the command has joined the other one: Ray would end that process itself."""
+    hosts.add("broken")
+    go = tmp_path / "may-fail"
+    (hosts.folder / "broken" / "bin" / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        f"if {ray_node.__name__!r} in sys.orig_argv:\n"
+        f"    while not os.path.exists({str(go)!r}):\n"
+        "        time.sleep(0.02)\n"
+        "    sys.exit('there is no Ray here')\n"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        driver = _driver(tmp_path, "broken:cpu,a:cpu", log, tasks=3)
+    try:
+        wait_for(lambda: _begun(tmp_path, hosts.addresses["a"]) or driver.poll() is not None, 100)
+        go.touch()
+        assert driver.wait(50) == 3, (tmp_path / "log").read_text()
+    finally:
+        driver.kill()
+        driver.wait()
+        hosts.remove("broken")
+    said = (tmp_path / "log").read_text()
+    assert "there is no Ray here" in said and "muster hosts check broken" in said
+    wait_for(lambda: not hosts.processes("a"), 30)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["ssh connects", "Ray starts"])
 def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
     hosts: SshHosts, tmp_path: Path, when: str

@@ -227,7 +227,7 @@ def _work(
     slots: tuple[SlotSpec, ...],
     settings: Settings,
 ) -> Work:
-    from muster.farm.executors.base import make_executor
+    from muster.farm.executors.table import make_executor
     from muster.farm.work import Work
 
     drive = workload.drive

@@ -292,10 +292,12 @@ class _Reading:
     def _unexpected(self, word: str, said: Sequence[Said]) -> UsageError:
         from muster.cli.advice import for_word
 
-        # A flag that `=` joins to its value, or a switch, has nothing to do with the next word.
-        last, flag = said[-1:], self._words[max(0, self._at - 3)]
-        is_behind = bool(last) and flag_name(flag) == last[0].name and "=" not in flag
-        before = (last[0].option, " ".join(last[0].words)) if is_behind else None
+        # A flag that `=` joins to its value has nothing to do with the next word.
+        before = said[-1] if said else None
+        if before is not None:
+            flag = self._words[max(0, self._at - 2 - len(before.words))]
+            is_apart = kind_of_word(flag) == "flag" and "=" not in flag
+            before = before if is_apart and flag_name(flag) == before.name else None
         meant = for_word(word, before, self._names, [one.option.name for one in said])
         return UsageError(
             f"muster {self._command} does not know what to do with {word!r}.",

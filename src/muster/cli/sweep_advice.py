@@ -33,7 +33,7 @@ def refuse_program(target: str, words: Sequence[str], takes: Callable[[str], int
         )
     if ":" in target or "-h" in words or "--help" in words:
         return
-    line = as_program(words, takes)
+    line = as_program(target, words, takes)
     if line is None:
         return
     functions: list[str] = []

@@ -42,12 +42,12 @@ def is_script(word: str) -> bool:
     return word.endswith(_SCRIPTS) and Path(word).is_file()
 
 
-def as_program(words: Sequence[str], takes: Callable[[str], int | None]) -> str | None:
+def as_program(target: str, words: Sequence[str], takes: Callable[[str], int | None]) -> str | None:
     """The command line that sweeps the program in ``words``; None where there is no program.
 
-    ``takes``: how many values a flag of ``muster sweep`` has, which stays before the ``--``; None
-    for another's. All else belongs to the program, and each of the user's own parameters gets its
-    place.
+    ``target``: the word that begins it. ``takes``: how many values a flag of ``muster sweep`` has,
+    which stays before the ``--``; None for another's. All else belongs to the program, and each of
+    the user's own parameters gets its place.
     """
     from muster.farm.template import names_in
 
@@ -55,6 +55,7 @@ def as_program(words: Sequence[str], takes: Callable[[str], int | None]) -> str 
     names: list[str] = []
     typed: list[str] = []
     taker, left = "", 0  # the flag of ours that values go to, and how many it may still have
+    is_first = False  # which a flag has in any case
     for word in words:
         if kind_of_word(word) == "flag":
             number = takes(word)
@@ -62,10 +63,11 @@ def as_program(words: Sequence[str], takes: Callable[[str], int | None]) -> str 
             taker, left = taker.replace("_", "-"), (number or 0) - ("=" in word)
             names += _names(taker, value)
             (options if taker else typed).append(word)
-        elif left > 0 and ("=" in word or left == 1):
+            is_first = "=" not in word
+        elif left > 0 and ("=" in word or left == 1 or (is_first and word != target)):
             names += _names(taker, word)
             options.append(word)
-            left -= 1
+            left, is_first = left - 1, False
         else:
             left = 0
             typed.append(word)

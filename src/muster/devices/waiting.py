@@ -281,9 +281,16 @@ class _Waiting:
             line = look(inventory, self._asked.settings, self._rules)
             took_s = time.thread_time() - began_s
             mine = line.of(ticket.path.name)
-            holders = frozenset(note.path.name for note in line.holders.values())
+            # Only of these GPUs: anybody may claim what is not there, as often as he likes.
+            holders = frozenset(
+                line.holders[device.uuid].path.name
+                for device in inventory.devices if device.uuid in line.holders
+            )  # fmt: skip
+            has_just_asked = has_changed
             has_changed, seen = seen is not None and holders != seen, holders
-            if has_changed:  # only the driver knows whether what was given back is free
+            # Only the driver knows whether what was given back is free. Asked twice in a row, where
+            # somebody takes and gives back all the time, this would never come to its turn or end.
+            if has_changed and not has_just_asked:
                 continue
             if mine is not None and mine.gets:
                 found = self._try(line, mine, inventory)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from muster.farm.canonical import decode
@@ -183,8 +183,8 @@ class Backlog:
 
     ``queue``: for any; ``solo``: for a device that they have to themselves; ``wary``: for another
     device than that on which they crashed; ``fresh``: for a worker that has done nothing yet.
-    ``reserved``: by device, the task that has it to itself,
-    also while a worker runs it. ``exhausted``: nothing is left to be fetched.
+    ``reserved``: by device, the task that has it to itself, also while a worker runs it.
+    ``exhausted``: nothing is left to be fetched.
     """
 
     def __init__(
@@ -311,11 +311,25 @@ class Backlog:
 
     def _window(self) -> int:
         """How many tasks should wait here."""
-        roster = self._roster
         if not self._policy.asks_ahead:
-            busy = sum(bool(worker.in_flight) for worker in roster.workers.values())
-            others = len(self.solo) + len(self.wary) + len(self.fresh) + len(self._delayed)
-            return max(0, len(roster.usable()) - busy - others - len(self.reserved))
+            return self._num_free()
         lead = self._pace.longest_lead()
         batch = max((target.max_batch for target in self._targets.values()), default=0)
-        return min(8192, max(16, 2 * max(lead, batch) * max(1, len(roster.slots))))
+        return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self._roster.slots))))
+
+    def _num_free(self) -> int:
+        """Slots that idle, less those that tasks in hand will take: one that pauses keeps a slot,
+        and one that crashed takes none of the device that it avoids."""
+        free = Counter(
+            slot.spec.device_key
+            for slot in self._roster.usable()
+            if slot.spec.device_key not in self.reserved and not self._roster.is_busy(slot)
+        )
+        pausing = [task for _, _, task in self._delayed]
+        num_waiting = len(self.solo) + len(self.fresh) + len(self.wary) + len(pausing)
+        avoided = Counter(task.avoid for task in (*self.wary, *pausing) if task.avoid)
+        left = free.total() - num_waiting
+        for key, num in avoided.items():
+            if any(self._roster.usable_without(key)):
+                left = max(left, free[key] - (num_waiting - num))
+        return max(0, left)

@@ -244,6 +244,11 @@ class Roster:
     def worker_of(self, slot: Slot) -> Worker | None:
         return self.workers.get(slot.worker_id) if slot.worker_id is not None else None
 
+    def is_busy(self, slot: Slot) -> bool:
+        """Whether its worker has a task."""
+        worker = self.worker_of(slot)
+        return worker is not None and bool(worker.in_flight)
+
     def shares(self, slot: Slot) -> bool:
         """Whether another worker is on the same device, or was when the running task began."""
         workers = self.workers_on(slot.spec.device_key)

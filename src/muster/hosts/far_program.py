@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from muster.base.held_port import held_port
 from muster.base.processes import send_signal, set_subreaper
 from muster.base.reaper import guarded
 from muster.base.settings import child_environment
@@ -49,14 +49,8 @@ def calls(folder: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "make": place.make, "has_code": place.has_code, "take_code": place.take_code,
         "put": place.put, "begin": place.begin, "look": place.look, "signal": place.signal,
-        "changed": place.changed, "get": place.get, "free_port": free_port,
+        "changed": place.changed, "get": place.get, "held_port": held_port,
     }  # fmt: skip
-
-
-def free_port(address: str) -> int:
-    """A port of the address that nobody listens on."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class _Place:

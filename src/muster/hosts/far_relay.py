@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -25,7 +26,9 @@ from typing import Any
 HOME, NAME = Path("/tmp"), "muster-port-"
 _BLOCK = 1 << 18
 _LIMIT_S = 30.0
-_WORD = b"muster"
+_WORD, _HEARD = b"muster", b"!"
+#: For one of those who connect, where another may be kept waiting by it.
+_ONE_LIMIT_S = 5.0
 
 
 def calls(folder: list[str]) -> dict[str, Callable[..., Any]]:
@@ -45,17 +48,23 @@ def are_free(address: str, first: int, count: int) -> bool:
 
 
 def answer(address: str, port: int) -> None:
-    """Let the next who connects to the port ``hear`` that it leads here."""
+    """Let who connects to the port ``hear`` that it leads here. Others may connect before, who do
+    not say that they have heard it.
+    """
     server = socket.create_server((address, port))
 
     def take() -> None:
-        with server, suppress(OSError):
+        due_s, was_heard = time.monotonic() + _LIMIT_S, False
+        with server:
             server.settimeout(_LIMIT_S)
-            line, _ = server.accept()
-            with line:
-                line.settimeout(_LIMIT_S)
-                line.sendall(_WORD)
-                line.recv(1)  # who listens is not to close first: Ray needs the port next
+            while not was_heard and time.monotonic() < due_s:
+                with suppress(OSError):
+                    line, _ = server.accept()
+                    with line:
+                        line.settimeout(_ONE_LIMIT_S)
+                        line.sendall(_WORD)
+                        was_heard = line.recv(1) == _HEARD
+                        line.recv(1)  # the other end closes first: Ray needs the port next
 
     threading.Thread(target=take, daemon=True).start()
 
@@ -64,7 +73,9 @@ def hear(address: str, port: int) -> bool:
     """Whether the port leads to where somebody answers."""
     try:
         with socket.create_connection((address, port), timeout=_LIMIT_S) as line:
-            return line.recv(len(_WORD)) == _WORD
+            is_there = line.recv(len(_WORD)) == _WORD
+            line.sendall(_HEARD)
+            return is_there
     except OSError:
         return False
 
@@ -134,11 +145,17 @@ def _is_ours(line: socket.socket) -> bool:
 
 
 def _remove_dead() -> None:
-    """Sockets of starts that were killed: nobody listens at them any more."""
+    """Sockets of starts that were killed: nobody listens at them any more. Those at which somebody
+    does here are not connected to, which another start would take for its own question.
+    """
+    live = b""
+    with suppress(OSError):
+        live = Path("/proc/net/unix").read_bytes()
     for path in HOME.glob(f"{NAME}*"):
         with suppress(OSError):
             about = path.lstat()
-            if stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid():
+            is_ours = stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid()
+            if is_ours and os.fsencode(path) not in live:
                 with socket.socket(socket.AF_UNIX) as line, suppress(TimeoutError):
                     line.settimeout(1.0)
                     try:

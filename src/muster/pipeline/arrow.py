@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from muster.pipeline.sinks.lines import MARK_IN_JSON
 from muster.pipeline.sources.source import ArrowRow, Origin
@@ -303,12 +304,30 @@ def _num_nulls(column: Any, index: list[int | None]) -> int:
 
 
 def _with_short_dictionary(array: Any) -> Any:
-    if not pa.types.is_dictionary(array.type):
+    # The order of what is ordered is in its dictionary, which therefore stays.
+    if not pa.types.is_dictionary(array.type) or array.type.ordered:
         return array
     if len(array.dictionary) <= _LONG_DICTIONARY * len(array):
         return array
     fresh = array.dictionary_decode().dictionary_encode()
-    kind = array.type
     return pa.DictionaryArray.from_arrays(
-        fresh.indices.cast(kind.index_type), fresh.dictionary, ordered=kind.ordered
+        fresh.indices.cast(array.type.index_type), fresh.dictionary
     )
+
+
+def by_appearance(column: Any) -> Any:
+    """A column whose chunks share a dictionary, with another that holds what is used, in the order
+    in which it first comes: one that does not depend on the batches in which the rows came.
+    """
+    kind = column.type
+    if not pa.types.is_dictionary(kind) or kind.ordered or not column.num_chunks:
+        return column
+    used = pa.chunked_array([chunk.indices for chunk in column.chunks]).unique().drop_null()
+    dictionary = column.chunk(0).dictionary.take(used)
+    chunks = [
+        pa.DictionaryArray.from_arrays(
+            pc.index_in(chunk.indices, value_set=used).cast(kind.index_type), dictionary
+        )
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(chunks, type=kind)

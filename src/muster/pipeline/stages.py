@@ -193,12 +193,19 @@ def _check_stage(stage: Any, name: str) -> None:
 
 
 def _check_takes_one(function: Callable[..., Any], name: str) -> None:
-    """TargetError for a function that cannot be called with one record."""
-    signature = inspect.signature(function)
+    """TargetError for a function that cannot be called with one record.
+
+    A decorator may give the function that it wraps more than it gets, so its own signature counts.
+    """
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind({})
     except TypeError:
-        needed = [one.name for one in signature.parameters.values() if one.default is one.empty]
+        needed = [
+            one.name
+            for one in signature.parameters.values()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
         takes = f"needs {' and '.join(needed)}" if needed else "takes nothing"
         raise TargetError(
             f"{name} is not a stage: it {takes}, and a stage gets one record.",

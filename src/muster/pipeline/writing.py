@@ -194,10 +194,13 @@ class RowWriter:
         }
         if failure.record is not None:
             record["record"] = _kept_beside(failure.record)
-        return orjson.dumps(record, default=str, option=_OPTIONS)
+        try:
+            return as_json(record, str, _OPTIONS)
+        except (TypeError, ValueError):  # of the id: half a character, or a key that is no text
+            return as_json({**record, "id": _kept_beside(row.id)}, str, _OPTIONS)
 
 
-def _kept_beside(record: dict[str, Any]) -> Any:
+def _kept_beside(record: Any) -> Any:
     """What the stages made, for errors.jsonl: what cannot be written is there as Python shows it,
     so that the work behind the rest is not lost.
     """

@@ -63,7 +63,6 @@ class Replica(ABC):
         self.wrapped: nn.Module = bare
         self.gang = gang
         self.parameters = list(bare.parameters())
-        self.buffers = list(bare.buffers())
         self._with_extra_state = [module for _, module in modules_with_extra_state(bare)]
 
     @property
@@ -113,8 +112,9 @@ class Replica(ABC):
 
     def _share_what_is_no_parameter(self) -> None:
         """Every rank takes rank 0's: it may follow from the data that a rank has seen."""
-        if self.buffers:
-            share_buffers(self.buffers)
+        # Asked for each time: a forward may have put another tensor in the place of one.
+        if buffers := list(self.bare.buffers()):
+            share_buffers(buffers)
         share_extra_states(self._with_extra_state, self.gang)
 
     def clip(self, max_norm: float) -> Tensor:

@@ -6,12 +6,12 @@ code that made it, the loss scaling. What a model or an agent has beside these i
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -99,7 +99,7 @@ class State:
         self._start = start
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._readers = readers
-        self._made = [_marks(group) for group in optimizer.param_groups]
+        self._made = [_kept_values(group) for group in optimizer.param_groups]
         self._writer = CheckpointWriter(
             start.folder.checkpoints,
             rank=start.gang.rank,
@@ -132,7 +132,7 @@ class State:
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
             "model_scalars": model_scalars(self._model),
             "optimizer_scalars": optimizer_scalars(self._model, self._optimizer),
-            "optimizer_groups": copy.deepcopy(self._changed_groups()),
+            "optimizer_groups": self._changed_groups(),
             "num_ranks": self._start.gang.num_ranks,
             **extra,
         }
@@ -148,8 +148,8 @@ class State:
         """Bring model, optimizer and loss scaling to what ``newest_state`` has found."""
         scalars = extra["optimizer_scalars"]
         load_state(checkpoint, self._model, self._optimizer, scalars, self._readers)
-        # The groups are now copies that torch has made, with the values that they were made with.
-        self._made = [_marks(group) for group in self._optimizer.param_groups]
+        # Torch has put copies into the groups, of objects too.
+        self._made = [_kept_values(group) for group in self._optimizer.param_groups]
         for group, values in zip(
             self._optimizer.param_groups, extra.get("optimizer_groups", ()), strict=False
         ):
@@ -198,8 +198,8 @@ class State:
         return [
             {
                 name: value
-                for name, value in group.items()
-                if name not in _SET_ANEW and not (name in made and _is_as_marked(made[name], value))
+                for name, value in _kept_values(group).items()
+                if not _is_same(made.get(name), value)
             }
             for group, made in zip(self._optimizer.param_groups, self._made, strict=True)
         ]
@@ -211,52 +211,38 @@ class State:
         }
 
 
-class _Leaf(NamedTuple):
-    """A value as it was: its text where a checkpoint can hold it, else the object itself."""
-
-    value: Any
-    text: bytes | None
+def _kept_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in a parameter group beside its parameters and the rate, which every step sets."""
+    return {name: _copied(value) for name, value in group.items() if name not in _SET_ANEW}
 
 
-def _marks(group: Mapping[str, Any]) -> dict[str, Any]:
-    """By which ``_is_as_marked`` sees what has changed in a parameter group, beside its parameters
-    and the rate, which every step sets.
+def _copied(value: Any) -> Any:
+    """``value`` as it is now. An object that is nothing of what checkpoints hold stays itself: a
+    copy of it would differ from it.
     """
-    return {name: _mark(value) for name, value in group.items() if name not in _SET_ANEW}
-
-
-def _mark(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {name: _mark(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mark(each) for each in value]
-    return _Leaf(value, kept_text(value))
+        return {name: _copied(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value
 
 
-def _is_as_marked(mark: Any, value: Any) -> bool:
-    if isinstance(mark, _Leaf):
-        if mark.text is None:  # nothing is known of it but which object it is
-            return mark.value is value
-        return mark.text == kept_text(value)
-    if isinstance(mark, Tensor):
-        is_alike = isinstance(value, Tensor) and (mark.dtype, mark.device) == (
-            value.dtype,
-            value.device,
-        )
-        return is_alike and torch.equal(mark, value)
-    if isinstance(mark, dict):
-        return (
-            isinstance(value, dict)
-            and mark.keys() == value.keys()
-            and all(_is_as_marked(each, value[name]) for name, each in mark.items())
-        )
-    return (
-        isinstance(value, list | tuple)
-        and len(mark) == len(value)
-        and all(map(_is_as_marked, mark, value))
-    )
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    with suppress(RuntimeError, TypeError, ValueError):  # an array has no one answer
+        return bool(one == other)
+    return False
 
 
 def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:

@@ -89,14 +89,15 @@ class Outcome(NamedTuple):
     Attributes
         observation: what the next decision is about; where an episode has ended, the first
             observation of the next one (unless the environment needs a step to start: ``valid``).
-        reward: float32.
+        reward: float32; whole numbers and bools are taken as such.
         terminated: bool; the episode ended in a state after which there is no reward.
         truncated: bool; the episode was cut off, so the value of its last state counts. Never both:
             terminated wins.
         starts: bool; ``observation`` is the first one of an episode.
         valid: bool; False where the action was ignored, because the environment used this step to
             start anew. Such a step is not part of any episode.
-        final: the observation after this step and before any reset. Only rows that ended are read.
+        final: the observation after this step and before any reset. Only rows that ended are read,
+            so it may be empty where none has.
         extras: numbers by name; only rows that ended are read.
     """
 
@@ -294,21 +295,30 @@ def check_observation(who: str, spec: EnvSpec, seen: Observation, call: str = "r
         )
     for name, entry in spec.observation.items():
         said, got = (spec.num_envs, *entry.shape), seen.get(name)
-        if not isinstance(got, Tensor) or tuple(got.shape) != said or got.dtype != entry.dtype:
-            raise TargetError(
-                f"{who} give {_shown(got)} for the observation {name!r} ({call}), and their spec "
-                f"says {said} of {_kind(entry.dtype)}: environments first.",
-                hint="correct the Entry of the spec, or what reset and step give.",
+        if isinstance(got, Tensor) and tuple(got.shape) == said and got.dtype == entry.dtype:
+            continue
+        hint = "correct the Entry of the spec, or what reset and step give."
+        if isinstance(got, Tensor) and tuple(got.shape) == said:  # which is meant cannot be known
+            hint = (
+                f"write Entry({entry.shape}, {got.dtype}) in the spec, or give "
+                f"values.to({entry.dtype})."
             )
+        raise TargetError(
+            f"{who} give {_shown(got)} for the observation {name!r} ({call}), and their spec "
+            f"says {said} of {_kind(entry.dtype)}: environments first.",
+            hint=hint,
+        )
 
 
 def check_outcome(who: str, spec: EnvSpec, outcome: Outcome) -> None:
-    """TargetError where a step gives what ``spec`` and ``Outcome`` do not say."""
+    """TargetError where a step gives what ``spec`` and ``Outcome`` do not say.
+
+    ``final`` is left to ``check_final``, for where it is read.
+    """
     check_observation(who, spec, outcome.observation, "step")
-    check_observation(who, spec, outcome.final, "step, final")
     said = (spec.num_envs,)
     reward: Any = outcome.reward
-    if not isinstance(reward, Tensor) or reward.shape != said or not reward.is_floating_point():
+    if not isinstance(reward, Tensor) or reward.shape != said or reward.is_complex():
         raise _wrong(who, "reward", reward, said, "float32")
     for name in _FLAGS:
         flags: Any = getattr(outcome, name)
@@ -318,6 +328,20 @@ def check_outcome(who: str, spec: EnvSpec, outcome: Outcome) -> None:
         extra: Any = outcome.extras.get(name)
         if not isinstance(extra, Tensor) or extra.shape != said:
             raise _wrong(who, f"extra {name!r}", extra, said, "any number")
+
+
+def check_final(who: str, spec: EnvSpec, final: Observation) -> None:
+    """TargetError where ``final``, of a step in which an episode ended, is not what ``spec`` says.
+
+    It does not look at the values, so that no device is waited for.
+    """
+    check_observation(who, spec, final, "step, final")
+
+
+def as_number(reward: Tensor) -> Tensor:
+    """The reward of a step, with whole numbers and bools as float32: nothing is lost in meaning."""
+    is_whole = not (reward.is_floating_point() or reward.is_complex())
+    return reward.to(torch.float32) if is_whole else reward
 
 
 def check_same_kind(who: str, name: str, first: Tensor, now: Tensor) -> None:

@@ -27,6 +27,7 @@ from muster.rl.environment import (
     Place,
     Split,
     VectorEnv,
+    check_final,
     check_observation,
     check_outcome,
 )
@@ -124,6 +125,8 @@ def try_steps(policy: Policy, env: VectorEnv, *, device: torch.device, num_steps
         for step in range(num_steps):
             outcome = env.step(player(observation, step).to(home))
             check_outcome(who, env.spec, outcome)
+            if bool(outcome.truncated.any()):
+                check_final(who, env.spec, outcome.final)
             observation, player.starts = outcome.observation, outcome.starts
 
 

@@ -86,6 +86,7 @@ class AgentTrainer(Trainer):
             group["lr"] = lr
 
         BEACON.step, BEACON.phase = progress.updates, "data"
+        run.replica.settle()  # what the policy keeps of a rank's own data, as a checkpoint has it
         # For what draws from torch's own generators (dropout, an environment of the user's).
         seed_everything(mix(config.seed, STEP, run.gang.rank, progress.updates))
         rollout = _collect(run)

@@ -99,6 +99,7 @@ def evaluate(run: AgentRun, split: Split) -> dict[str, float]:
 
     The numbers are the same on every rank, and the episodes the same at every call.
     """
+    run.replica.settle()
     gang, wanted = run.gang, run.config.eval_episodes
     per_rank = -(-wanted // gang.num_ranks)
     own = max(0, min(per_rank, wanted - gang.rank * per_rank))

@@ -24,6 +24,8 @@ from muster.rl.environment import (
     Observation,
     Place,
     VectorEnv,
+    as_number,
+    check_final,
     check_masks,
     check_outcome,
     check_same_kind,
@@ -207,8 +209,9 @@ def collect(
         kept.put(t, "observation", carry.observation)
         kept.put(t, "", {
             "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
-            "values": made.value, "rewards": outcome.reward, "terminated": outcome.terminated,
-            "truncated": outcome.truncated, "valid": outcome.valid,
+            "values": made.value, "rewards": as_number(outcome.reward),
+            "terminated": outcome.terminated, "truncated": outcome.truncated,
+            "valid": outcome.valid,
         })  # fmt: skip
         kept.put(t, "extras", {name: outcome.extras[name] for name in spec.extras})
         finals.keep(t, outcome.truncated, outcome.final, made.state)
@@ -269,21 +272,32 @@ class Finals:
     def __init__(self, spec: EnvSpec, num_steps: int, starts: Tensor, *, waits: bool) -> None:
         """``starts`` [num_envs]: for its length and device. ``waits``: the host may wait."""
         self._spec, self._num_steps, self._waits = spec, num_steps, waits
+        self._who = f"The environments {spec.name!r}"
         self.num_slots = 1 + (num_steps - 1) // max(1, spec.min_truncation_steps)
         self._rows = torch.arange(len(starts), device=starts.device)
         self._count = torch.zeros_like(self._rows)
         self._time = torch.full((self.num_slots, len(starts)), -1, device=starts.device)
+        #: Whether an episode was truncated in a step without any final observation.
+        self._is_lacking = torch.zeros((), dtype=torch.bool, device=starts.device)
         self._columns: dict[str, Tensor] = {}
         self._kept: list[tuple[int, Tensor, dict[str, Tensor]]] = []
 
     def keep(self, t: int, truncated: Tensor, final: Observation, state: State) -> None:
-        """Keep ``final`` and ``state`` of step ``t`` where an episode was ``truncated``."""
+        """Keep ``final`` and ``state`` of step ``t`` where an episode was ``truncated``.
+
+        ``final`` may be empty where none was. Raises TargetError where it is not as the spec says.
+        """
+        rows = truncated.nonzero().squeeze(1) if self._waits else self._rows
+        if self._waits and len(rows) == 0:
+            return
+        if not self._waits and not final:
+            self._is_lacking = self._is_lacking | truncated.any()
+            return
+        check_final(self._who, self._spec, final)
         named = {f"o/{name}": value for name, value in final.items()}
         named |= {f"s/{name}": value for name, value in state.items()}
         if self._waits:
-            rows = truncated.nonzero().squeeze(1)
-            if len(rows) > 0:
-                self._kept.append((t, rows, {name: value[rows] for name, value in named.items()}))
+            self._kept.append((t, rows, {name: value[rows] for name, value in named.items()}))
             return
         slot = self._count.clamp(max=self.num_slots - 1)
         where = (slot, self._rows)
@@ -317,6 +331,8 @@ class Finals:
             names = self._kept[0][2]
             columns = {name: torch.cat([part[name] for *_, part in self._kept]) for name in names}
             return times, torch.cat([rows for _, rows, _ in self._kept]), columns
+        if bool(self._is_lacking):
+            check_final(self._who, self._spec, {})
         if int(self._count.max()) > self.num_slots:
             raise UsageError(
                 f"{self._spec.name} was truncated {int(self._count.max())} times in "

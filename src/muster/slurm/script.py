@@ -117,12 +117,13 @@ def gang_script(request: JobRequest, folder: RunFolder, cwd: Path, of: str = "")
     return batch_script(options | request.options(), lines)
 
 
-_FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
 _MEETING = (
     "# Where the nodes meet: the first one, which also runs this script, at a free port.",
     'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     'address=$(scontrol -o show node "$first" | sed -n "s/.* NodeAddr=\\([^ ]*\\) .*/\\1/p")',
-    f"port=$({shlex.join([sys.executable, '-c', _FREE_PORT])})",
+    "# A process beside it holds the port, for the launchers take seconds until they listen.",
+    f"coproc held {{ exec {shlex.join([sys.executable, '-m', 'muster.base.held_port'])}; }}",
+    'read -r port <&"${held[0]}"',
 )
 
 

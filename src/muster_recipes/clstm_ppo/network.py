@@ -17,6 +17,7 @@ from muster.agents import (
     PolicyOutput,
     SequencePlan,
     State,
+    bytes_to_keep,
     orthogonal_lstm,
 )
 from muster_recipes.clstm_ppo.market import Market
@@ -26,7 +27,8 @@ from muster_recipes.clstm_ppo.market import Market
 _BYTES_PER_CALL = 16 << 20
 #: Windows in one call elsewhere.
 _WINDOWS_PER_CALL = 8192
-#: Activations of more than this are computed again in backward rather than kept.
+#: Activations of more than this, or on a CPU of more than the rank's part of the memory, are
+#: computed again in backward rather than kept.
 _BYTES_KEPT = 2 << 30
 
 
@@ -57,6 +59,8 @@ class CascadedPolicy(Policy):
         self._bars = _bars_with_window(market, window)
         self._encoded: Tensor | None = None
         self._is_encoded = False
+        #: Of the memory; asked once, before this policy holds any.
+        self._part: int | None = None
 
         (portfolio,) = spec.observation["portfolio"].shape
         num_features = market.features.shape[1]
@@ -108,13 +112,13 @@ class CascadedPolicy(Policy):
     def encode(self, bars: Tensor) -> Tensor:
         """The last output of the feature LSTM for each of ``bars`` [n]: [n, hidden].
 
-        In calls of bounded size; with gradients, very many are computed again in backward.
+        In calls of bounded size; with gradients, very many are computed again in backward. The
+        bits are the same either way.
         """
         is_cpu = bars.device.type == "cpu"
         at_once = max(1, _BYTES_PER_CALL // self._bytes_per_window) if is_cpu else _WINDOWS_PER_CALL
         parts = torch.split(bars, at_once)
-        is_much = len(bars) * self._bytes_per_window > _BYTES_KEPT
-        if torch.is_grad_enabled() and is_much:
+        if torch.is_grad_enabled() and self._is_much(len(bars), is_cpu=is_cpu):
             encoded = [checkpoint(self._encode, part, use_reentrant=False) for part in parts]
         else:
             encoded = [self._encode(part) for part in parts]
@@ -128,6 +132,13 @@ class CascadedPolicy(Policy):
         _, (last, _) = self.feature_lstm(normalised)
         encoded: Tensor = last.squeeze(0)
         return encoded
+
+    def _is_much(self, num_windows: int, *, is_cpu: bool) -> bool:
+        if is_cpu and self._part is None:
+            part = bytes_to_keep()
+            self._part = _BYTES_KEPT if part is None else part
+        most = _BYTES_KEPT if self._part is None or not is_cpu else min(_BYTES_KEPT, self._part)
+        return num_windows * self._bytes_per_window > most
 
     @property
     def _bytes_per_window(self) -> int:

@@ -9,7 +9,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.maps.job import _name_as_before
+from muster.api.maps.job import MapJob, _name_as_before
+from muster.api.maps.publish import check_not_among_input
+from muster.base.errors import UsageError
+from muster.pipeline.sinks.formats import spec_of
+from muster.pipeline.stages import StageSpec
 from muster.run.folder import RunFolder
 
 STAGE = "def same(record):\n    return record\n"
@@ -112,6 +116,62 @@ def test_an_output_without_a_record_is_explained(
     )
     assert done.returncode == 0, done.stderr
     assert "no record is left in the output: a stage returned None for it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "is_refused"),
+    [
+        ("data/w[1].jsonl", "data/w1.jsonl", False),  # a file of that name is itself
+        ("data/w[12].jsonl", "data/w1.jsonl", True),
+        ("*/*.jsonl", "data/out.jsonl", True),
+        ("*/*.jsonl", "out.jsonl", False),
+        ("*/*.jsonl", "data/deep/out.jsonl", False),
+        ("**/*.jsonl", "data/deep/out.jsonl", True),
+        ("**/*.jsonl", "out.jsonl", True),
+        ("**/*.jsonl", "data/.deep/out.jsonl", False),
+        ("data/../*/*.jsonl", "link/out.jsonl", True),
+        ("data/*", "data/.out.jsonl", False),
+        ("*/*.jsonl", "data/", True),  # its parts
+        ("data/*", "data/deep/", False),
+        ("data/**", "data/deep/", True),
+        (".", "runs/a/out.jsonl", False),  # a run folder is left out
+        (".", "runs/out.jsonl", True),
+        ("link", "data/out.jsonl", True),
+        ("data", "link/out.jsonl", True),
+    ],
+)
+def test_an_output_is_refused_where_a_later_start_would_read_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, source: str, output: str, is_refused: bool
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "data" / "w[1].jsonl").write_text('{"n": 2}\n')
+    (place / "link").symlink_to("data")
+    RunFolder(place / "runs" / "a").create()
+    (place / "runs" / "a" / "run.json").write_text("{}")
+    job = MapJob(
+        name="x", input=source, output=spec_of(output),
+        stages=(StageSpec(location="stage.py", attribute="same"),),
+    )  # fmt: skip
+    if not is_refused:
+        check_not_among_input(job)
+        return
+    with pytest.raises(UsageError, match="would lie in the input"):
+        check_not_among_input(job)
+
+
+def test_the_folder_that_holds_the_runs_is_an_input_of_an_interrupted_map(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]]
+) -> None:
+    (place / "stage.py").write_text(WAITS)
+    (place / "data" / "in.jsonl").write_text('{"n": 1}\n' * 30)
+    words = ["map", "stage.py:same", "--on", "inline", "--input", ".", "--output", "_out.jsonl"]
+    assert muster_main(*words).returncode == 1
+    [run] = (place / "runs").iterdir()
+    assert (run / "run.json").exists()
+    (place / "go").touch()
+    done = muster_main(*words)
+    assert done.returncode == 0, done.stderr
+    assert len((place / "_out.jsonl").read_text().splitlines()) == 30
 
 
 WAITS = """

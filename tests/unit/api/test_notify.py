@@ -198,9 +198,17 @@ def test_no_secret_is_in_the_process_list_while_a_run_tells(
             for place in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
                     seen.append(place.read_bytes())
+            told.touch()
             super().do_POST()
 
-    (tmp_path / "job.py").write_text("def f(x: int):\n    return 1 / x\n")
+    told = tmp_path / "told"
+    (tmp_path / "job.py").write_text(  # the second task is at work when the first is told of
+        "import time\nfrom pathlib import Path\n\ndef f(x: int):\n"
+        "    until = time.monotonic() + 60\n"
+        f"    while x and not Path({str(told)!r}).exists() and time.monotonic() < until:\n"
+        "        time.sleep(0.02)\n"
+        "    return 1 / x\n"
+    )
     (tmp_path / "token").write_text(TOKEN)
     monkeypatch.setitem(globals(), "_Handler", Looks)
     with serving(200) as server:

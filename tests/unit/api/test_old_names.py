@@ -6,8 +6,10 @@ import importlib
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import gymnasium  # noqa: F401 (before any test: it sets a variable of the environment)
 import pytest
 
 import muster
@@ -25,6 +27,78 @@ _IN_SNAPSHOTS = {
     "map": "muster.api.map",
     "sweep": "muster.api.launch",
 }
+
+#: Likewise what cells import from muster.executors and muster.agents, by the module it is of.
+_OF_EXECUTORS = {
+    "muster.farm.events": (
+        "Divided",
+        "Logged",
+        "Progress",
+        "Results",
+        "Returned",
+        "TargetBroken",
+        "WorkerDied",
+        "WorkerReady",
+    ),
+    "muster.farm.executors.base": ("Assignment", "Executor"),
+    "muster.farm.executors.table": ("make_executor",),
+    "muster.farm.task": ("Finished", "Outcome", "SlotSpec", "TargetSpec", "Task"),
+}
+_OF_AGENTS = {
+    "muster.rank.freed_memory": ("bytes_to_keep",),
+    "muster.rl.distributions": ("distribution", "draw"),
+    "muster.rl.environment": (
+        "BatchedEnv",
+        "Change",
+        "Continuous",
+        "Discrete",
+        "Entry",
+        "EnvSpec",
+        "Outcome",
+        "Place",
+        "VectorEnv",
+    ),
+    "muster.rl.evaluation": ("Episodes", "play", "summary"),
+    "muster.rl.gymnasium_envs": ("EnvFace", "VectorEnvFace", "make_gymnasium"),
+    "muster.rl.gymnasium_vector": ("GymnasiumEnvs",),
+    "muster.rl.policy": (
+        "ActorCritic",
+        "Policy",
+        "PolicyOutput",
+        "RecurrentPolicy",
+        "orthogonal_lstm",
+    ),
+    "muster.rl.sequences": (
+        "SequencePlan",
+        "lstm_outputs",
+        "plan_sequences",
+        "run_lstm",
+        "step_lstm",
+    ),
+    "muster.rl.statistics": ("Interval", "Normaliser", "interval", "median_interval"),
+    "muster.rl.streams": ("streams",),
+    "muster.rl.task": ("AgentTask",),
+}
+#: Written down as values, or as the statement of the cell.
+_VALUES = {"ACTION_MASK", "Event", "Maker", "Observation", "Split", "State"}
+
+
+@pytest.mark.parametrize(
+    ("face", "modules"), [("muster.executors", _OF_EXECUTORS), ("muster.agents", _OF_AGENTS)]
+)
+def test_what_extensions_of_cells_import_stays_where_it_was(
+    face: str, modules: dict[str, tuple[str, ...]]
+) -> None:
+    public = importlib.import_module(face)
+    pinned = {name: module for module, names in modules.items() for name in names}
+    assert set(pinned) == set(public.__all__) - _VALUES
+    for name, module in pinned.items():
+        found = getattr(public, name)
+        if isinstance(found, types.ModuleType):
+            assert found.__name__ == module, name
+        else:
+            assert (name, found.__module__) == (name, module)
+            assert getattr(importlib.import_module(module), name) is found, name
 
 
 @pytest.mark.parametrize(("name", "module"), _IN_SNAPSHOTS.items())

@@ -216,6 +216,31 @@ def test_a_task_that_failed_twice_stands_for_itself(tmp_path: Path, muster_main:
     assert "(2 attempts)" in said and "  tasks: " in said and "…" not in said
 
 
+def test_tasks_that_came_right_later_are_not_named_as_failed(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """The tasks before it have had an attempt that ended for the same cause."""
+    folder = folder_of("sweep", "failed", tmp_path)
+    (before,) = find_run(str(folder.path)).failures()
+    number = before.named[0].split()[0]
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        columns = "failure_id, worker_id, started_s, seconds, outcome, log_start, log_end"
+        ledger.execute(
+            f"INSERT INTO attempts (task_id, token, {columns}) "
+            "SELECT done.task_id, 0, failure_id, a.worker_id, a.started_s, a.seconds, a.outcome, "
+            "a.log_start, a.log_end FROM attempts a, tasks done "
+            "WHERE failure_id IS NOT NULL AND done.state = 2"
+        )
+    (group,) = find_run(str(folder.path)).failures()
+    assert group.num_tasks > group.num_failed == 1
+    assert (group.tasks, group.named) == (before.tasks, before.named)
+    said = muster_main("errors", str(folder.path)).stdout
+    assert f"  tasks: {before.named[0]}\n" in said and f"logs {folder.path} {number}\n" in said
+    found = why(find_run(str(folder.path)))
+    assert found.causes[0].named == before.named
+    assert f"muster logs {folder.path} {number}" in found.tries
+
+
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = folder_of("run", "failed", tmp_path)
     done = muster_main("why", str(folder.path))
@@ -297,6 +322,20 @@ def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) ->
     assert found.state == "running" and ": it runs now" in found.sentence
     found = why(run, str(number))
     assert found.state == "waiting" and "was begun when its run ended" in found.sentence
+
+
+def test_a_retry_of_a_run_at_work_names_what_is_not_refused(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("sweep", "failed", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE tasks SET state = 0 WHERE state = 3")
+    with hold(folder):
+        said = muster_main("retry", str(folder.path))
+    assert said.returncode == 0, said.stderr
+    assert f"muster attach {folder.path}" in said.stdout and "muster resume" not in said.stdout
+    said = muster_main("retry", str(folder.path))
+    assert f"what is left: muster resume {folder.path}" in said.stdout
 
 
 def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:

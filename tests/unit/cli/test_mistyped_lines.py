@@ -39,9 +39,26 @@ def files(tmp_path: Path) -> None:
         ("sweep train.py:run --grid lr=1 --devices cpu 2", "write --devices cpu:2.", ""),
         ("sweep train.py:run --grid lr=1 --devices cpus:2", "cpu:8 is eight workers", ""),
         ("sweep train.py:run --grid lr=1 --name a b", "--name takes one value, and has a", ""),
+        ("sweep train.py:run --wait 2h --grid lr=1", "write --wait=2h.",
+         "sweep train.py:run --wait=2h --grid lr=1"),
+        ("sweep --wait 2h train.py:run", "write --wait=2h.", ""),
+        ("train digits --wait 2h", "write --wait=2h.", "train digits --wait=2h"),
+        ("train digits --gpus 2 3", "--gpus takes one value, and has 2: auto", ""),
+        ("export rA out.csv", "write --to out.csv.", ""),
+        ("export rA out.txt", "`muster export --help` says what it takes.", ""),
         ("sweep train.py:run --grid lr=1 --epochs 3", "it is a flag of muster train.", ""),
         ("sweep train.py:run --grid lr=1 --input x", "it is a flag of muster map.", ""),
         ("sweep --num-seeds 2 smm", "did you mean 'ssm'?", "sweep ssm --num-seeds 2"),
+        ("sweep train.py:run dry_run=1", "write --dry-run.",
+         "sweep train.py:run --grid lr=1 --dry-run"),
+        ("sweep train.py:run keep_going=false", "write --no-keep-going.",
+         "sweep train.py:run --grid lr=1 --no-keep-going"),
+        ("sweep train.py:run wait=2h", "write --wait=2h.",
+         "sweep train.py:run --grid lr=1 --wait=2h"),
+        ("sweep --grid lr=1 --no-such smm", "did you mean 'ssm'?", ""),
+        ("sweep --name sim --grid lr=1", "There is nothing to run", ""),
+        ("sweep --grid lr=1 --name=sim --run-dir smm", "There is nothing to run", ""),
+        ("sweep --notify sim --constraint sim", "There is nothing to run", ""),
         ("sweep run train.py", "begin with it: muster run", ""),
         (
             "sweep script.py --seeds 3 words.jsonl",
@@ -56,6 +73,16 @@ def files(tmp_path: Path) -> None:
         (
             "sweep --grid lr=1 b=2 --seeds=2 python script.py",
             "--grid lr=1 b=2 --seeds=2 -- python script.py --lr {lr} --b {b} --seed {seed}",
+            "",
+        ),
+        (
+            "sweep script.py --notify command:true --grid lr=1",
+            "write muster sweep --notify command:true --grid lr=1 -- python script.py --lr {lr}",
+            "sweep --notify command:true --grid lr=1 -- python script.py --lr {lr}",
+        ),
+        (
+            "sweep --grid lr=1 --notify command:true script.py --epochs 3",
+            "--grid lr=1 --notify command:true -- python script.py --epochs 3 --lr {lr}",
             "",
         ),
         ("map upper.py:upper words.jsonl", "write --input words.jsonl.", ""),
@@ -93,3 +120,18 @@ def test_the_answer_says_what_to_type(
         if instead.startswith("run "):
             again = muster_main("run", "--dry-run", *shlex.split(instead)[1:])
         assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{command} rA rB" for command in
+          ("status", "report", "best", "attach", "errors", "export", "metrics", "resume")),
+        "start a.toml b.toml",
+        "plan digits har",
+    ],
+)  # fmt: skip
+def test_the_place_of_a_word_is_not_called_a_flag(line: str, muster_main: MusterCli) -> None:
+    done = muster_main(*line.split())
+    assert done.returncode == 2 and "takes one value" not in done.stderr, done.stderr
+    assert line.split()[-1] in done.stderr

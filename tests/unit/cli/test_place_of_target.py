@@ -15,6 +15,7 @@ from tests.conftest import MusterCli
 from tests.examples import examples
 
 from muster.api.runs import Run
+from muster.base.errors import UsageError
 from muster.base.flags import Alias
 from muster.cli.commands import add, resume, start
 from muster.cli.commands.sweep import GROUPS, flags_of_sweep, is_target
@@ -150,6 +151,15 @@ def test_a_target_is_found_between_any_flags(name: str, data: st.DataObject) -> 
         ("--hosts a:cpu", ""),
         ("--own a:cpu", "a:cpu"),
         ("--own a:cpu work.py:work", "a:cpu"),
+        # Of several behind one flag that takes any number, the last.
+        ("--notify command:beep command:boop work.py:work", "work.py:work"),
+        ("--notify command:beep --seeds 2", ""),
+        ("--notify=command:beep command:boop --seeds 2", ""),
+        ("--try b.py:one c.py:two work.py:work --seeds 2", "work.py:work"),
+        ("--grid a=1 work.py:work --try b.py:one c.py:two", "work.py:work"),
+        # Behind --wait only what looks like a target.
+        ("--wait 2h", ""),
+        ("--wait 2h work.py:work", "work.py:work"),
     ],
 )
 def test_where_a_sweep_has_its_target(words: str, target: str) -> None:
@@ -158,6 +168,41 @@ def test_where_a_sweep_has_its_target(words: str, target: str) -> None:
     found, rest = COMMANDS["sweep"].split(words.split())
     assert found == target
     assert sorted([*rest, *([found] if found else [])]) == sorted(words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--notify command:true --seeds 2",
+        "--notify command:beep command:true",
+        "--seeds 2 --notify=command:true",
+        "--on slurm --setup ./env.sh",
+        "--on slurm --slurm-arg a:b c:d",
+        "--resource a:b",
+        "--try a.py:b c.py:d",
+        "--on slurm --constraint ssm",
+    ],
+)
+def test_before_a_program_values_are_values(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "env.sh").write_text("")
+    monkeypatch.chdir(tmp_path)
+    line = words.split()
+    assert split_target(line, is_target, GROUPS.values, has_program=True) == ("", line)
+
+
+def test_a_program_and_values_that_look_like_a_target() -> None:
+    words = "--notify command:true command:false --seeds 2 -- python x.py"
+    parsed = flags_of_sweep(words.split())
+    assert parsed.program == ("python", "x.py")
+    assert parsed.options.notify == ("command:true", "command:false")
+
+
+@pytest.mark.parametrize("words", ["work.py:work --seeds 2", "--seeds 2 work.py:work", "ssm"])
+def test_a_target_and_a_program_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="Both a target"):
+        flags_of_sweep([*words.split(), "--", "python", "x.py"])
 
 
 def test_a_run_is_found_among_the_flags_of_what_made_it(

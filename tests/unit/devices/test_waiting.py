@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from tests.conftest import MusterCli
 from tests.unit.devices.test_queue_notes import written
 
 from muster.api.start.options import GangOptions, SweepOptions
@@ -207,6 +210,56 @@ def test_who_waits_is_told_when_a_gpu_is_lost_that_it_cannot_do_without(
             with taken(settings, "2", 300, 2):
                 pass
         timer.join()
+
+
+def test_a_wait_ends_although_others_take_and_give_back_all_the_time(
+    settings: Settings, tmp_path: Path
+) -> None:
+    host(tmp_path / "facts.json", 1)
+    settings.lease_folder.mkdir()
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from muster.devices.tickets import Note\n"
+        "kept, end_s = [], time.monotonic() + 20\n"
+        "while time.monotonic() < end_s:\n"
+        "    claim = {'device': 'GPU-0', 'since_s': time.time()}\n"
+        "    kept.append(Note(Path(sys.argv[1]), 'claim', claim))\n"
+        "    if len(kept) > 240:\n"  # so many that every look finds some of them
+        "        kept.pop(0).remove()\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program, str(settings.lease_folder)])
+    try:
+        while len([*settings.lease_folder.glob("*.claim")]) < 240:
+            assert other.poll() is None
+            time.sleep(0.01)
+        with pytest.raises(PlacementError, match="Waited"), taken(settings, "1", 1):
+            pass
+        assert other.poll() is None, "it went on until nobody changed anything any more"
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "taken_first", "sentence"),
+    [
+        (1, True, "0 of 1 GPU is free"), (1, False, "1 of 1 GPU is free"),
+        (2, True, "1 of 2 GPUs is free"), (2, False, "2 of 2 GPUs are free"),
+    ],
+)  # fmt: skip
+def test_the_queue_counts_what_is_free(
+    settings: Settings, tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int, taken_first: bool, sentence: str,
+) -> None:  # fmt: skip
+    host(tmp_path / "facts.json", num_gpus)
+    lease = held(settings, "GPU-0") if taken_first else None
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(settings.lease_folder))
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(settings.device_facts))
+    done = muster_main("queue")
+    assert done.stdout.splitlines()[-1] == sentence, done.stderr
+    if lease is not None:
+        lease.release()
 
 
 @needs_root

@@ -187,6 +187,26 @@ def test_failures_are_grouped_by_cause(ledger: Ledger, path: Path) -> None:
         assert len(reader.log_parts(tasks[5].task_id)) == 1
 
 
+def test_a_cause_names_the_tasks_that_stay_failed(ledger: Ledger, path: Path) -> None:
+    tasks = fill(ledger, 7)
+    again = [task._replace(token=2, tries=1) for task in tasks[:6]]
+    ledger.begin()
+    ledger.record_tried([(record(task, Outcome.CRASH), more)
+                         for task, more in zip(tasks, again, strict=False)])  # fmt: skip
+    ledger.commit()
+    with LedgerReader(path) as reader:  # none has failed yet: those whose attempts they were
+        assert len(reader.failures()[0].named) == 5
+    accept(ledger, [record(task) for task in again])
+    ledger.begin()
+    ledger.record_failed([record(tasks[6], Outcome.CRASH)])
+    ledger.commit()
+    with LedgerReader(path) as reader:
+        (group,) = reader.failures()
+        assert (group.num_failed, group.num_tasks, group.num_attempts) == (1, 7, 7)
+        assert [name.split()[0] for name in group.named] == [str(tasks[6].task_id)]
+        assert len(group.tasks) == 1
+
+
 def test_names_that_are_no_keys_are_unknown(ledger: Ledger) -> None:
     for name in ("", "notes", "xyz", "ab" * 16):
         assert ledger.accepted(name) == ("unknown", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,29 @@ def test_a_waiting_stage_without_or_with_a_wrong_concurrency_is_not_tried_twenty
     done = muster_main(*line.split())
     assert done.returncode == code and told in done.stdout + done.stderr, done.stdout + done.stderr
     assert Run(tmp_path / "r").status().num_retried == 0
+
+
+def with_one_more(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def inner(record: dict[str, Any]) -> Any:
+        return function(record, 2)
+
+    return inner
+
+
+@with_one_more
+def given_more(record: dict[str, Any], factor: int) -> dict[str, Any]:
+    return {"n": record["n"] * factor}
+
+
+def takes_two(record: dict[str, Any], factor: int, *more: int, **named: int) -> dict[str, Any]:
+    return record
+
+
+def test_a_decorator_may_give_a_stage_more_than_its_record() -> None:
+    assert make_stage(spec_of_object(given_more), Path.cwd())({"n": 3}) == {"n": 6}
+
+
+def test_what_a_stage_needs_beside_its_record_is_named() -> None:
+    with pytest.raises(TargetError, match="it needs record and factor, and a stage"):
+        spec_of_object(takes_two)

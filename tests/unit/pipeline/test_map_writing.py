@@ -157,3 +157,18 @@ def test_keys_of_our_own_files_are_refused_at_any_depth(tmp_path: Path, key: str
         (row, "write", True) for row in range(3)
     ]
     journal.close()
+
+
+@pytest.mark.parametrize("own", [2**70, [-(2**64)], "\ud800"])
+def test_a_reject_with_an_id_that_is_hard_to_write_is_kept(tmp_path: Path, own: Any) -> None:
+    journal = Journal(tmp_path, "k")
+    made = {"id": own, "more": 2**65, "ratio": 0.5}
+    writer = RowWriter(counters(keep_going=True), journal, lambda row: row)
+    writer.store([Row(0, own, [], [Failure("s", "bad")]), Row(1, 1, [], [Failure("s", "b")])])
+    writer.store([Row(2, own, [], [Failure("s", "bad", record=made)])])
+    writer.end()
+    journal.finish()
+    errors = [json.loads(line) for line in journal.bad_path.read_text().splitlines()]
+    assert [error["id"] for error in errors] == [own, 1, own]
+    assert errors[2]["record"] == made
+    journal.close()

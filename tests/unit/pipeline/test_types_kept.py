@@ -311,3 +311,29 @@ def test_what_text_cannot_hold_is_said_before(tmp_path: Path) -> None:
     assert raw_columns.endswith(": binary, large_binary, fixed_size_binary[3], image")
     assert "timestamp[ns, tz=UTC]" in fine_columns
     assert "timestamp[us" not in fine_columns
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_categories_are_written_the_same_in_whatever_batches_they_come(
+    tmp_path: Path, ordered: bool
+) -> None:
+    """They are sorted, as pandas has them, and more than a small batch needs."""
+    count, found = 1200, []
+    names = [f"c{n:03d}" for n in range(120)]
+    places = pa.array([n * 7 % 117 if n % 11 else None for n in range(count)], pa.int16())
+    tags = pa.DictionaryArray.from_arrays(places, names, ordered=ordered)
+    pq.write_table(
+        pa.table({"n": range(count), "tag": tags}), tmp_path / "in.parquet", row_group_size=500
+    )
+    for name, size, rows in (("one", 7, 400), ("two", 500, 1200)):
+        place = tmp_path / name
+        source = open_input(tmp_path / "in.parquet", Selection(), folder=place / "input")
+        how: dict[str, Any] = {"keeps_types": True, "keeps_ids": False, "batch_size": size}
+        done = run_chunks(source, place, rows_per_chunk=rows, **how)
+        found.append(done.merged(source, place / "out.parquet"))
+    assert len({path.read_bytes() for path in found}) == 1
+    column = pq.read_table(found[0])["tag"].combine_chunks()
+    assert column.to_pylist() == tags.to_pylist()
+    assert column.type == tags.type
+    if ordered:  # their order is what they mean
+        assert column.dictionary.to_pylist() == names

@@ -243,6 +243,31 @@ def test_many_windows_go_in_calls_of_bounded_size(
         assert torch.allclose(policy.encode(bars), expected[0], atol=1e-12)
 
 
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_what_a_small_host_computes_again_has_the_same_bits(is_bf16: bool) -> None:
+    policy = policy_of()
+    bars = torch.arange(3, 20)
+    core = policy.feature_lstm
+    sizes: list[int] = []
+    core.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
+
+    def encoded() -> list[Tensor]:
+        policy.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            found = policy.encode(bars)
+        found.float().square().sum().backward()
+        return [found.detach(), *(p.grad.clone() for p in core.parameters() if p.grad is not None)]
+
+    kept = encoded()
+    assert sizes == [17]
+    assert len(kept) == 5
+    policy._part = 16 * 7 * WINDOW * 7 * 4  # room for 16 windows in float32
+    again = encoded()
+    assert sizes == [17] * 3
+    for one, two in zip(again, kept, strict=True):
+        assert torch.equal(one, two)
+
+
 def test_a_window_that_reaches_into_another_symbol_is_refused() -> None:
     for starts in ((2,), (3, 22)):  # before the first bar; into symbol A
         with pytest.raises(UsageError, match=rf"(?s)1 episodes of the train .*bar {starts[-1]}\."):

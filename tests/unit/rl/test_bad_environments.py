@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,15 @@ from muster.rl.environment import (
     Place,
     Split,
     VectorEnv,
+    check_observation,
 )
 from muster.rl.loop import train_agent
 from muster.rl.policy import Policy, RecurrentPolicy
+from muster.rl.rollout import Finals
 from muster.run.folder import RunFolder
 
 ROWS, STEPS = 4, 12
+SPEC = EnvSpec(name="e", num_envs=2, observation={"observation": Entry((4,))}, actions=Discrete(2))
 Spoil = Callable[[Outcome], Outcome]
 
 
@@ -99,14 +103,68 @@ CASES: list[tuple[Spoil, str]] = [
         lambda o: o._replace(observation=o.reward),
         "as an observation (step), which has to be a",
     ),
-    (lambda o: o._replace(final={}), "for the observation 'observation' (step, final)"),
+    (
+        lambda o: o._replace(final={}, truncated=torch.ones_like(o.truncated)),
+        "give nothing for the observation 'observation' (step, final)",
+    ),
     (lambda o: o._replace(reward=o.reward[:, None]), "shape (4, 1) of float32 for the reward of a"),
-    (lambda o: o._replace(reward=o.reward.long()), "of int64 for the reward of a step"),
+    (lambda o: o._replace(reward=o.reward + 0j), "of complex64 for the reward of a step"),
     (lambda o: o._replace(reward=1.0), "give a value of float for the reward of a step"),
     (lambda o: o._replace(truncated=o.truncated.float()), "of float32 for the truncated of a step"),
     (lambda o: o._replace(starts=o.starts[:2]), "shape (2,) of bool for the starts of a step"),
     (lambda o: o._replace(extras={}), "give nothing for the extra 'steps' of a step"),
 ]
+
+
+def metrics_of(folder: Path, spoil: Spoil) -> dict[str, Any]:
+    """What the one update of a training has reported, but for times."""
+    place = RunFolder(folder)
+    place.create()
+    config = PpoConfig(
+        num_envs=ROWS, batch_size=2, rollout_steps=STEPS, update_epochs=1, num_steps=ROWS * STEPS,
+        eval_episodes=1, eval_frequency=0, tensorboard=False,
+    )  # fmt: skip
+    train_agent(
+        SpoiledAgent(spoil=spoil), config, place, None, lambda line: None, checkpoint_s=None
+    )
+    lines = map(json.loads, place.metrics.read_text().splitlines())
+    values = next(line for line in lines if line["kind"] == "update")
+    return {name: values[name] for name in ("policy_loss", "value_loss", "kl", "grad_norm")}
+
+
+ALLOWED: list[Spoil] = [
+    lambda o: o._replace(reward=o.reward.long()),
+    lambda o: o._replace(reward=o.reward.to(torch.uint8)),
+    lambda o: o._replace(reward=o.reward > 0),  # a step of CartPole earns 1
+    lambda o: o._replace(final=o.final if bool((o.terminated | o.truncated).any()) else {}),
+]
+
+
+@pytest.mark.parametrize("spoil", ALLOWED)
+def test_what_means_the_same_is_learnt_from_alike(spoil: Spoil, tmp_path: Path) -> None:
+    expected = metrics_of(tmp_path / "a", lambda outcome: outcome)
+    assert metrics_of(tmp_path / "b", spoil) == expected
+
+
+def test_another_type_of_numbers_is_told_with_both_remedies() -> None:
+    with pytest.raises(TargetError) as caught:
+        check_observation("They", SPEC, {"observation": torch.zeros(2, 4, dtype=torch.float64)})
+    assert str(caught.value).endswith(
+        "Hint: write Entry((4,), torch.float64) in the spec, or give values.to(torch.float32)."
+    )
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_end_without_its_final_observation_is_told(waits: bool) -> None:
+    """Whether the host knows of the end at once (on a CPU) or looks once (on a GPU)."""
+    finals = Finals(SPEC, 3, torch.zeros(2, dtype=torch.bool), waits=waits)
+    never, one = torch.tensor([False, False]), torch.tensor([False, True])
+    finals.keep(0, never, {}, {})
+    finals.keep(1, one, {"observation": torch.zeros(2, 4)}, {})
+    assert len(finals._gathered()[0]) == 1
+    with pytest.raises(TargetError, match=r"nothing for the observation .* \(step, final\)"):
+        finals.keep(2, one, {}, {})
+        finals._gathered()
 
 
 @pytest.mark.parametrize(("spoil", "message"), CASES)

@@ -80,6 +80,28 @@ class Unstorable(RecurrentPolicy):
         return
 
 
+class Remembering(RecurrentPolicy):
+    """Its values follow from a buffer, and from a number beside it, of what this rank has seen."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.register_buffer("seen", torch.zeros(()))
+        self.count = 0.0
+
+    def forward(self, observation: Any, *rest: Any) -> PolicyOutput:
+        mean = next(iter(observation.values())).double().mean().detach()
+        self.seen: Tensor = 0.9 * self.seen + 0.1 * mean
+        self.count = 0.9 * self.count + mean.abs().item()
+        output = super().forward(observation, *rest)
+        return output._replace(value=output.value + self.seen + 0.01 * self.count)
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
 @dataclass
 class CartPoleAgent(AgentTask):
     """Batched CartPole; ``on``: the first environment of the rank that has the ``trouble``."""
@@ -90,6 +112,7 @@ class CartPoleAgent(AgentTask):
     }  # fmt: skip
     memory: Literal["lstm", "none"] = "lstm"
     wide: bool = True
+    remembers: bool = False
     max_steps: int = 20
     trouble: str = ""
     at: int = 0
@@ -102,7 +125,7 @@ class CartPoleAgent(AgentTask):
 
     def policy(self, spec: EnvSpec) -> Policy:
         kinds = {"gradient": BadGradient, "unstorable": Unstorable}
-        kind = kinds.get(self.trouble, RecurrentPolicy)
+        kind = kinds.get(self.trouble, Remembering if self.remembers else RecurrentPolicy)
         made = kind(spec, hidden=16, layers=(8,), memory=self.memory)
         if isinstance(made, BadGradient):
             made.at = self.at

@@ -304,7 +304,7 @@ class _Drive:
                 hint=f"{how_to_link(broken[0])} --master-addr names an address of "
                 f"{first.host.name} that the others reach.",
             )
-        return address, options.master_port or first.ask("free_port", address)
+        return address, options.master_port or first.ask("held_port")
 
     def _begin(self, part: Part, nodes: Sequence[HostRanks], address: str, port: int) -> None:
         """Send the host what it lacks and start its part of the gang."""

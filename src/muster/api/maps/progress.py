@@ -49,7 +49,8 @@ class RecordCount:
         numbers = view.numbers
         now = time.monotonic()
         done = min(self.total, self.before + int(numbers.get("records", 0)))
-        rejected = self.rejected_before + int(numbers.get("rejected", 0))
+        # Rows of chunks that were begun again count again.
+        rejected = min(done, self.rejected_before + int(numbers.get("rejected", 0)))
         tokens = int(numbers.get("tokens", 0))
         self.rejected_in = {
             name.removeprefix(REJECTED_IN): int(value)

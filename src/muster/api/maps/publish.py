@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +21,12 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.pipeline.apart import apart
-from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge
+from muster.pipeline.sinks.formats import MANIFEST, SinkSpec
+from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge, part_name
 from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sinks.unordered import Appender
 from muster.pipeline.sources.files import find_files
+from muster.pipeline.sources.places import is_named
 from muster.pipeline.sources.source import Source
 from muster.run.folder import RunFolder
 
@@ -303,13 +303,9 @@ def check_not_among_input(job: MapJob) -> None:
     """UsageError when a later start would find the output where it looks for the input."""
     if not isinstance(job.input, str) or job.input.startswith("hf:"):
         return
-    place, output = Path(job.input).expanduser().absolute(), job.output.path.absolute()
-    if place.is_dir():
-        inner = output.parts[len(place.parts) :] if output.is_relative_to(place) else ()
-        is_found = bool(inner) and not any(part.startswith((".", "_")) for part in inner)
-    else:
-        is_found = output.parent == place.parent and fnmatch(output.name, place.name)
-    if is_found and output != place:
+    output = job.output.path
+    written = [output / part_name(0, job.output.format), output / MANIFEST]
+    if any(is_named(file, job.input) for file in (written if job.output.is_folder else [output])):
         raise UsageError(
             f"The output {job.output.path} would lie in the input {job.input}, and the next start "
             "would read it as well.",

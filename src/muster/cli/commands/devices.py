@@ -212,7 +212,7 @@ def queue(argv: list[str]) -> int:
     else:
         output.say("Nobody waits.")
     free = len(line.world.free)
-    are = "is" if free == 1 else "are"
+    are = "is" if 1 in (free, len(numbers)) else "are"
     output.say(f"{free} of {count(len(numbers), 'GPU')} {are} free")
     if warning:
         output.complain(warning)

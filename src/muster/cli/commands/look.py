@@ -266,7 +266,7 @@ def _show_errors(run: Run) -> int:
         )
         for line in group.trace.rstrip().splitlines():
             output.say(f"    {line}")
-        more = ", …" if group.num_tasks > len(group.named) else ""
+        more = ", …" if (group.num_failed or group.num_tasks) > len(group.named) else ""
         output.say(f"  tasks: {', '.join(group.named)}{more}")
         output.say(
             f"  what one printed: muster logs {shell_word(run.path)} {group.named[0].split()[0]}\n"

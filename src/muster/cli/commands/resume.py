@@ -38,6 +38,7 @@ from muster.farm.task import TaskState
 from muster.hosts.names import parse_hosts
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord
+from muster.run.session import is_held
 from muster.slurm.commands import elements_of, living_job
 
 
@@ -309,6 +310,9 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int], *, is_json: boo
         output.say_json({**sweep.outcome(run, 0.0, []), "exit_code": 0})
         return 0
     output.say(f"{run.folder.name}: no task has failed, so there is nothing to run again")
+    if is_held(run.folder):  # whatever else goes on with it would be refused
+        output.say(f"  it is at work: muster attach {shell_word(run.path)}")
+        return 0
     if counts[TaskState.CANCELLED]:
         output.say(f"  the cancelled ones: muster retry {shell_word(run.path)} --cancelled")
     if counts[TaskState.READY] + counts[TaskState.CLAIMED] or not sum(counts.values()):

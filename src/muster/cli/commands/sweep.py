@@ -19,14 +19,14 @@ from muster.api.start.placing import placement_lines
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError, nearest
-from muster.base.flags import Flag, kind_of_word
+from muster.base.flags import Flag
 from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, flag_name, flags_by_name, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, UnknownFlag, parse_groups
-from muster.cli.place_of_target import split_target
+from muster.cli.place_of_target import possible_targets, split_target
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe, unknown
 from muster.cli.sweep_advice import no_numbers, refuse_parameter, refuse_program
 from muster.cli.values import is_script, split_command
@@ -139,7 +139,7 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     """
     words, program = split_command(_without_sweep_file(argv)[0])
     typed = words
-    target, words = split_target(typed, is_target, GROUPS.values)
+    target, words = split_target(typed, is_target, GROUPS.values, has_program=bool(program))
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
         about = (recipe.config.__doc__ or "").strip()
@@ -185,7 +185,8 @@ def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     from muster.cli.wandb_file import without_sweep_file
 
-    target, _ = split_target(split_command(argv)[0], is_target, GROUPS.values)
+    words, program = split_command(argv)
+    target, _ = split_target(words, is_target, GROUPS.values, has_program=bool(program))
     return without_sweep_file(argv, has_target=bool(target))
 
 
@@ -285,8 +286,8 @@ def run_and_sum_up(
 def _help_or_complain(words: list[str]) -> NoReturn:
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
         parse_groups({"place": TargetPlace, **GROUPS}, words, "sweep", _help(), common=_FIRST)
-    for word in words:  # behind a flag that only the recipe has
-        if kind_of_word(word) == "value" and nearest(word, names_of(Recipe), cutoff=0.65):
+    for word in possible_targets(words, GROUPS.values):  # behind a flag that only the recipe has
+        if nearest(word, names_of(Recipe), cutoff=0.65):
             raise unknown("recipe", word, Recipe)
     raise UsageError(
         "There is nothing to run: no target and no command.",

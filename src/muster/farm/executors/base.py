@@ -7,14 +7,13 @@ which there are: a table of name → "module:attribute", imported on use, and th
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
-from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
+from muster.base.errors import TargetError, UnknownNameError
 from muster.base.modules import CLASS, load_plugin, plugins
 from muster.base.target import load_value, parse_target
 from muster.farm.events import Event
@@ -148,30 +147,10 @@ def check_executor(name: str) -> None:
     if not is_executor(name):
         raise UnknownNameError("executor", name, {*EXECUTORS, *plugins("executor")})
     if name not in EXECUTORS:
-        _class_of(name)
+        class_of(name)
 
 
-def make_executor(name: str, assignment: Assignment) -> Executor:
-    """The executor called ``name``, for which ``check_executor`` holds.
-
-    Raises TargetError for one of a file or package that cannot be loaded or made.
-    """
-    if name in EXECUTORS:
-        module, _, attribute = EXECUTORS[name].partition(":")
-        return cast("Executor", getattr(importlib.import_module(module), attribute)(assignment))
-    kind = _class_of(name)
-    try:
-        return cast("Executor", kind(assignment))
-    except MusterError:
-        raise
-    except Exception as error:
-        raise TargetError(
-            f"The executor {name} cannot be made: {cause_of(error, kind.__init__)}.",
-            hint="correct it and start the same command again.",
-        ) from error
-
-
-def _class_of(name: str) -> type[Any]:
+def class_of(name: str) -> type[Any]:
     """The user's class; TargetError where it is none, or does not answer what is asked of it."""
     found: Any = (
         load_value(parse_target(name), kind=CLASS) if ":" in name else load_plugin("executor", name)

@@ -221,9 +221,19 @@ class RayHosts:
                     self._has_room.set()
                 list(pool.map(self._join, far))
             except BaseException:
-                self._circle.end()
+                self._hang_up(far)
                 raise
         return far
+
+    def _hang_up(self, far: Sequence[Node]) -> None:
+        """Let nobody wait for a host any more. The head stays once it is there: the driver may have
+        joined, and Ray ends a process that has lost its head, with words of its own a minute later.
+        """
+        if not self._has_head.is_set():
+            self._circle.end()
+            return
+        for node in far:
+            self._connections[node.host.name].hang_up()
 
     def _reach_each_other(self, nodes: Sequence[Node]) -> bool:
         links = try_links([self._connections[node.host.name] for node in nodes])

@@ -76,9 +76,10 @@ class MetricsRow(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed.
+    """Failed attempts of ``num_tasks`` with the same cause; ``num_failed`` of them stay failed.
 
-    ``tasks``: the keys of the first of the ``num_tasks``; ``named``: what they are called.
+    ``tasks``: the keys of the first that stay failed, or of the first of all where none does;
+    ``named``: what they are called.
     ``first_s`` and ``last_s``: when the first and the last of the attempts ended.
     """
 
@@ -348,7 +349,7 @@ class LedgerReader(LedgerColumns):
             "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
         )
         return [
-            FailureGroup._make((*of[:5], *self._examples(number), *of[5:], number))
+            FailureGroup._make((*of[:5], *self._examples(number, of[4] > 0), *of[5:], number))
             for number, *of in groups
         ]
 
@@ -374,10 +375,14 @@ class LedgerReader(LedgerColumns):
         sql = "SELECT task_id, payload FROM tasks WHERE state = 3 ORDER BY task_id LIMIT ?"
         return [task_label(*row) for row in self._all(sql, count)]
 
-    def _examples(self, failure_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _examples(
+        self, failure_id: int, has_failed: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+        # A task that came right later is not named beside those that failed.
+        failed = "AND t.state = 3 AND a.token = t.token " if has_failed else ""
         rows = self._all(
-            "SELECT DISTINCT key, task_id, payload FROM attempts JOIN tasks USING (task_id) "
-            "WHERE failure_id = ? ORDER BY task_id LIMIT 5",
+            "SELECT DISTINCT key, task_id, payload FROM attempts a JOIN tasks t USING (task_id) "
+            f"WHERE failure_id = ? {failed}ORDER BY task_id LIMIT 5",
             failure_id,
         )
         return tuple(short_key(row[0]) for row in rows), tuple(task_label(*r[1:]) for r in rows)

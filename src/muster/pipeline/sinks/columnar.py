@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
-from muster.pipeline.arrow import json_like
+from muster.pipeline.arrow import by_appearance, json_like
 from muster.pipeline.sinks.lines import as_json
 from muster.pipeline.sinks.parts import Batch, Part, batches
 from muster.pipeline.sinks.survey import Seen
@@ -146,13 +146,13 @@ class ParquetEncoder:
                     group.append(_joined(chunk))
                     chunk, in_chunk = [], 0
                 if is_full:
-                    yield pa.concat_tables(group).unify_dictionaries()
+                    yield _whole(group)
                     group, rows, size = [], 0, 0
                 begin = stop
         if chunk:
             group.append(_joined(chunk))
         if group:
-            yield pa.concat_tables(group).unify_dictionaries()
+            yield _whole(group)
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
@@ -248,6 +248,12 @@ def _joined(batches: list[Any]) -> Any:
     """A table of one chunk. What is already one is not copied."""
     table = pa.Table.from_batches(batches)
     return table if len(batches) == 1 else table.unify_dictionaries().combine_chunks()
+
+
+def _whole(group: list[Any]) -> Any:
+    """A row group of these chunks."""
+    table = pa.concat_tables(group).unify_dictionaries()
+    return pa.table(list(map(by_appearance, table.columns)), schema=table.schema)
 
 
 def _kept_metadata(

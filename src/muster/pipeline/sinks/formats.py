@@ -15,12 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-import orjson
-
 from muster.base.codec import read_json
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.pipeline.sinks.lines import as_json
-from muster.pipeline.sinks.parts import Part, blocks, records
+from muster.pipeline.sinks.parts import Part, blocks, exact_json, records
 from muster.pipeline.sources.columnar import Again
 from muster.pipeline.sources.source import DataFile
 
@@ -200,8 +198,8 @@ def value_of(cell: str) -> Any:
     if cell[0] not in "-0123456789tf[{":
         return cell
     try:
-        return orjson.loads(cell)
-    except orjson.JSONDecodeError:
+        return exact_json(cell.encode())
+    except ValueError:
         return cell
 
 
@@ -251,7 +249,7 @@ def files_of(spec: SinkSpec) -> list[Path]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
-            yield orjson.loads(line)
+            yield exact_json(line)
 
 
 def _rows_of_csv(path: Path) -> Iterator[dict[str, Any]]:
@@ -275,7 +273,7 @@ def _rows_of_parquet(path: Path) -> Iterator[dict[str, Any]]:
             for record in rows_of(batch):
                 for name in marked:
                     if record[name] is not None:
-                        record[name] = orjson.loads(record[name])
+                        record[name] = exact_json(record[name].encode())
                 yield record
 
 

@@ -13,11 +13,14 @@ and then the stream. Version 0.1.0 wrote both as base64 in the line, which is re
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import decimal
+import enum
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -33,6 +36,8 @@ MARK_IN_JSON = orjson.dumps(MARK)
 RAW = "\x01raw"
 _RAW_START = b"{" + orjson.dumps(RAW) + b":"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+#: In what orjson says of an integer that it does not write.
+_LONG_INTEGER = "64-bit"
 
 
 class Carried:
@@ -174,22 +179,29 @@ def as_json(value: Any, default: Callable[[Any], Any] = as_plain, option: int = 
     try:
         return orjson.dumps(value, default=default, option=option)
     except TypeError as error:
-        if not _holds_long_integer(value):
+        if _LONG_INTEGER not in str(error):
             raise error.__cause__ or error from None
-    text = json.dumps(
-        _finite(value), default=lambda item: _finite(default(item)), ensure_ascii=False,
-        separators=(",", ":"),
-    )  # fmt: skip
+
+    def other(item: Any) -> Any:
+        return _finite(_as_orjson_has_it(item, default, option))
+
+    try:
+        text = json.dumps(
+            _finite(value), default=other, ensure_ascii=False, separators=(",", ":")
+        )  # fmt: skip
+    except RecursionError:
+        raise TypeError("it is nested too deeply, or holds itself") from None
     return text.encode() + (b"\n" if option & orjson.OPT_APPEND_NEWLINE else b"")
 
 
-def _holds_long_integer(value: Any) -> bool:
-    """Whether there is an integer at any depth that orjson does not write."""
-    if isinstance(value, dict):
-        return any(map(_holds_long_integer, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_holds_long_integer, value))
-    return isinstance(value, int) and value.bit_length() > 63
+def _as_orjson_has_it(item: Any, default: Callable[[Any], Any], option: int) -> Any:
+    """What the json module does not know, which orjson may: arrays, dataclasses, enums, UUIDs."""
+    with suppress(TypeError):  # a long integer is in it
+        return json.loads(orjson.dumps(item, default=default, option=option))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        names = [field.name for field in dataclasses.fields(item)]
+        return {name: getattr(item, name) for name in names if not name.startswith("_")}
+    return item.value if isinstance(item, enum.Enum) else default(item)
 
 
 def _finite(value: Any) -> Any:

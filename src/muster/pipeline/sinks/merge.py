@@ -43,13 +43,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _RESERVE_BYTES = 1 << 30
 
 
+def part_name(number: int, format: Format) -> str:
+    return f"part-{number:05d}.{format}"
+
+
 def write_parts(
     shards: Sequence[Sequence[Part]], encoder: Encoder, place: Path, format: Format
 ) -> int:
     """Write ``part-00000.jsonl`` … and the manifest to ``place``, synced; returns their bytes."""
     files: list[dict[str, Any]] = []
     for number, shard in enumerate(shards):
-        path = place / f"part-{number:05d}.{format}"
+        path = place / part_name(number, format)
         with path.open("w+b") as file:
             encoder.write(shard, file)
             file.flush()

@@ -228,9 +228,14 @@ def _size_of(record: dict[str, Any]) -> int:
     )
 
 
+def exact_json(text: bytes) -> Any:
+    """What a text of JSON says, with integers of any size. ValueError for what is no JSON."""
+    return json.loads(text) if has_long_number(text) else orjson.loads(text)
+
+
 def _record(part: Part, line: bytes, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line) if has_long_number(line) else orjson.loads(line)
+        record = exact_json(line)
     except ValueError as error:
         raise _damaged(part, part.rows, f"line {number} is not JSON ({error})") from None
     if not isinstance(record, dict):

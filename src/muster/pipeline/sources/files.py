@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import MissingPackageError, UsageError
+from muster.pipeline.sources.places import inside
 
 _MOST = 10
 #: Larger files are known by samples and their time, see `files.fingerprint`.
@@ -118,7 +119,7 @@ def find_files(text: str) -> list[Found]:
     """The data files that a path, folder or glob names, in natural order; all of one kind."""
     path = Path(text).expanduser()
     if path.is_dir():
-        found = [item for item in map(_found, _inside(path)) if item is not None]
+        found = [item for item in map(_found, inside(path)) if item is not None]
         if not found:
             raise UsageError(f"The folder {text} holds no data files.", hint=f"known: {_KNOWN}.")
     elif path.exists():
@@ -200,14 +201,6 @@ def _footer_of_parquet(stream: BinaryIO, size: int) -> bytes:
         return b""
     stream.seek(size - 8 - length)
     return stream.read(length)
-
-
-def _inside(folder: Path) -> Iterable[Path]:
-    """Files at any depth; hidden ones and those of other tools (``_SUCCESS``) are not data."""
-    for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith((".", "_")) for part in parts):
-            yield path
 
 
 def _found(path: Path) -> Found | None:

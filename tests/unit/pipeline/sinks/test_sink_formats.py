@@ -127,6 +127,11 @@ def test_integers_of_any_size_keep_their_digits(tmp_path: Path) -> None:
     with (tmp_path / "out.csv").open(newline="") as file:
         read = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
     assert read == meant
+    (tmp_path / "out.jsonl").write_bytes(data)
+    for name in ("out.jsonl", "out.parquet", "out.csv"):  # a recipe sums these up
+        again = list(read_output(sink(tmp_path, name)))
+        assert again == meant
+        assert type(again[0]["b"][0]) is int
 
 
 def test_a_struct_with_data_for_keys_is_json_text(tmp_path: Path) -> None:

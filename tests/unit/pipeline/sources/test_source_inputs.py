@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from muster.base.errors import UnknownNameError, UsageError
-from muster.pipeline.sources.files import fingerprint, spool_stream
+from muster.pipeline.sources.files import find_files, fingerprint, spool_stream
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import (
     InputOptions,
@@ -289,3 +289,18 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert count == num_rows
     assert peaks[2] < 1.1 * peaks[1]
+
+
+def test_a_folder_is_read_without_the_runs_in_it(tmp_path: Path) -> None:
+    for name in ("runs/a", "runs/deep/b", "runs/c", "data", "_tool", ".git"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "runs" / "a" / "ledger.sqlite").touch()
+    (tmp_path / "runs" / "deep" / "b" / "logs").mkdir()
+    (tmp_path / "runs" / "deep" / "b" / "run.json").write_text("{}")
+    (tmp_path / "runs" / "c" / "experiment.json").write_text("{}")
+    (tmp_path / "data" / "run.json").write_text("{}\n")  # somebody's own
+    found = [item.path.relative_to(tmp_path).as_posix() for item in find_files(str(tmp_path))]
+    assert found == ["data/metrics.jsonl", "data/run.json"]
+    [named] = find_files(str(tmp_path / "runs" / "a"))
+    assert named.path.name == "metrics.jsonl"

@@ -1,0 +1,74 @@
+"""Which places a folder or a pattern names, whether there is a file yet or not."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from itertools import takewhile
+from pathlib import Path
+
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
+
+
+def inside(folder: Path) -> Iterator[Path]:
+    """Files at any depth; hidden ones, those of other tools (``_SUCCESS``) and those of runs are
+    not data.
+    """
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = [name for name in folders if _is_data(name) and not _is_run(here / name)]
+        yield from (here / name for name in names if _is_data(name) and (here / name).is_file())
+
+
+def is_named(file: Path, text: str) -> bool:
+    """Whether a file at that place would be read for an input that is named so."""
+    place = Path(text).expanduser()
+    real = Path(os.path.realpath(file.parent)) / file.name
+    if place.is_dir():
+        return _is_inside(real, Path(os.path.realpath(place)))
+    return not place.exists() and _fits(real.parts, _real_pattern(place))
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    if not file.is_relative_to(folder) or file == folder:
+        return False
+    names = file.relative_to(folder).parts
+    between = [folder.joinpath(*names[:depth]) for depth in range(1, len(names))]
+    return all(map(_is_data, names)) and not any(map(_is_run, between))
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it is the folder of a run or of an experiment. A file run.json alone may be data."""
+    run = RunFolder(folder)
+    if run.ledger.is_file() or (folder / EXPERIMENT_FILE).is_file():
+        return True
+    return run.run_json.is_file() and run.logs.is_dir()
+
+
+def _real_pattern(pattern: Path) -> tuple[str, ...]:
+    """Its parts, where no link is before the first sign of a pattern."""
+    parts = pattern.absolute().parts
+    head = list(takewhile(lambda part: not glob.has_magic(part), parts))
+    return (*Path(os.path.realpath(Path(*head))).parts, *parts[len(head) :])
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """As `glob.glob` has it with ``recursive``."""
+    if not parts or not pattern:
+        return not parts and not pattern
+    first, rest = pattern[0], pattern[1:]
+    is_hidden = parts[0].startswith(".")
+    if first == "**" and not rest:
+        return not any(part.startswith(".") for part in parts)
+    if first == "**":
+        return _fits(parts, rest) or (not is_hidden and _fits(parts[1:], pattern))
+    if is_hidden and not first.startswith("."):
+        return False
+    is_same = fnmatch(parts[0], first) if glob.has_magic(first) else parts[0] == first
+    return is_same and _fits(parts[1:], rest)
