@@ -1,14 +1,12 @@
 """The table of a run: one row per task, streamed from the ledger to Parquet and CSV.
 
-``python -m muster.farm.export RUN`` refreshes both files; the coordinator runs it as a child, so
-that its own memory stays small. Missing is empty, never 0.
+`muster.farm.table_process` refreshes both files in a process of its own. Missing is empty, never 0.
 """
 
 from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,8 +19,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 from muster.base.atomic_files import replacing
-from muster.base.errors import MusterError, SetupError, UsageError
-from muster.base.reaper import die_with_parent
+from muster.base.errors import SetupError, UsageError
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.rows import blocks
@@ -279,24 +276,3 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             column = pa.array(safe, type=field.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-class _WithoutPandas:
-    """Makes pandas a package that is not there, in a process of its own: of every list pyarrow asks
-    whether it is a column of pandas, and imports that to know. It takes longer than a small table.
-    """
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(f"{name} is not needed here", name=name)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:  # a child of this process: it goes when that is killed
-        die_with_parent(int(sys.argv[2]))
-    sys.meta_path.insert(0, _WithoutPandas())
-    try:
-        with without_collector():
-            refresh(RunFolder(Path(sys.argv[1])))
-    except MusterError as problem:
-        sys.exit(str(problem))

@@ -252,8 +252,8 @@ def readers_of_lines(table: Sequence[Column]) -> Callable[[Lines], Cells | None]
 
 def _is_beyond(cells: pa.Array) -> bool:
     """Whether a number may be a whole one that needs more than 64 bits, which Arrow rounds."""
-    numbers = cells.to_numpy(zero_copy_only=False)
-    return bool((abs(numbers) >= _BEYOND).any())
+    numbers = memoryview(cells.buffers()[1]).cast("d")  # without NumPy, which need not be there
+    return max(numbers) >= _BEYOND or min(numbers) <= -_BEYOND
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

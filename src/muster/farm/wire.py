@@ -3,6 +3,9 @@
 A frame is ``u32 length of the rest | u16 length of the header | header (JSON) | body (bytes)``.
 The body carries a task's parameters or result already encoded, so the coordinator stores what it
 receives without looking inside.
+
+Nearly all frames are results of short tasks that ended well. One of these may have no header but fixed
+fields in its place, which takes a third of the time at both ends (`pack_plain`).
 """
 
 from __future__ import annotations
@@ -49,8 +52,11 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
             if end > size:
                 break
             start = position + 6
-            head = orjson.loads(data[start : start + head_length])
-            yield head, data[start + head_length : end]
+            if head_length:
+                head = orjson.loads(data[start : start + head_length])
+                yield head, data[start + head_length : end]
+            else:
+                yield _plain_header(data, position), data[position + _PLAIN.size : end]
             position = end
     finally:
         del buffer[:position]
@@ -99,6 +105,32 @@ def pack_finished(f: Finished) -> bytes:
         f.files, f.on_device,
     ]  # fmt: skip
     return pack(header, body)
+
+
+#: Prefix, task, token, started, seconds, start and end of its log, peak (NaN: not known).
+_PLAIN = struct.Struct("<IHqqddqqd")
+_NAN = float("nan")
+
+
+def pack_plain(f: Finished) -> bytes:
+    """`pack_finished` for a reader that knows frames without a header: not for what older musters
+    may read.
+    """
+    if f[2] is not Outcome.OK or f[9:] != _NOTHING_MORE:
+        return pack_finished(f)
+    task_id, token, _, started, seconds, start, end, peak, value = f[:9]
+    if peak is None:
+        peak = _NAN
+    size = _PLAIN.size - 4 + len(value)
+    return _PLAIN.pack(size, 0, task_id, token, started, seconds, start, end, peak) + value
+
+
+def _plain_header(data: bytes, position: int) -> list[Any]:
+    """What `pack_finished` had written as the header."""
+    _, _, *fields = _PLAIN.unpack_from(data, position)
+    if fields[-1] != fields[-1]:
+        fields[-1] = None
+    return [RESULT, *fields]
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}

@@ -62,9 +62,25 @@ def test_a_torn_end_stays_in_the_buffer(
         poisoned=st.booleans(),
         files=st.booleans(),
     )
+    | st.builds(
+        Finished,
+        task_id=st.integers(1, 2**40),
+        token=st.integers(1, 1000),
+        outcome=st.just(Outcome.OK),
+        started_s=st.floats(0, 1e10),
+        seconds=st.floats(0, 1e7),
+        log_start=st.integers(0, 2**40),
+        log_end=st.integers(0, 2**40),
+        peak_mib=st.none() | st.floats(0, 1e6),
+        value=st.binary(max_size=200),
+    )
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
-    [(header, body)] = wire.unpack(bytearray(wire.pack_finished(sent)))
+    [plain, with_header] = wire.unpack(
+        bytearray(wire.pack_plain(sent) + wire.pack_finished(sent))
+    )
+    assert plain == with_header
+    header, body = plain
     got = wire.read_finished(header, body)
     is_ok = sent.outcome is Outcome.OK
     assert got == sent._replace(

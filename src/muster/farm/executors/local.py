@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import selectors
 import signal
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from muster.base import processes
 from muster.base.reaper import Reaper
-from muster.farm import canonical, wire
+from muster.farm import canonical, held_results, wire
 from muster.farm.events import Event, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.memory_limits import MemoryGroups, MemoryWatch, ends_first
@@ -54,10 +55,19 @@ class _Release:
 
 
 class _Started(NamedTuple):
-    """A process that waits to be told what it is to do, and our end of its channel."""
+    """A process that waits to be told what it is to do, our end of its channel, and where its
+    results wait.
+    """
 
     process: subprocess.Popen[bytes]
     socket: socket.socket
+    memory: mmap.mmap | None
+
+    def close(self) -> None:
+        """Of a process that has ended."""
+        self.socket.close()
+        if self.memory is not None:
+            self.memory.close()
 
 
 class LocalExecutor:
@@ -94,9 +104,9 @@ class LocalExecutor:
         log_start = log.stat().st_size if log.exists() else 0
         spare = self._spares.pop(slot.slot_id, None)
         if spare is not None and spare.process.poll() is not None:
-            spare.socket.close()  # something has killed it
+            spare.close()  # something has killed it
             spare = None
-        process, ours = spare or self._begin(slot)
+        process, ours, memory = spare or self._begin(slot)
 
         def want_write(wanted: bool) -> None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
@@ -104,7 +114,7 @@ class LocalExecutor:
 
         self._logs.add(log.stem)
         worker = Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
-        worker.tasks_end = log_start
+        worker.tasks_end, worker.memory = log_start, memory
         worker.ooms_before = processes.out_of_memory_kills()
         if slot.most_host_mib is not None:
             self._limit_memory(worker, slot.most_host_mib)
@@ -129,15 +139,19 @@ class LocalExecutor:
         """Start a process for a worker; it imports nothing of the user's before it is set up."""
         ours, theirs = socket.socketpair()
         environment = environment_of(slot, self._mark)
+        memory = held_results.make()
         try:
             with theirs, self._assignment.folder.worker_log(slot.slot_id).open("ab") as output:
                 process = start_worker(
-                    theirs, output.fileno(), self._lifeline, environment, self._assignment.python
-                )
+                    theirs, output.fileno(), self._lifeline, environment, self._assignment.python,
+                    memory,
+                )  # fmt: skip
         except BaseException:
             ours.close()
+            if memory is not None:
+                os.close(memory)
             raise
-        return _Started(process, ours)
+        return _Started(process, ours, None if memory is None else held_results.share(memory))
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
         worker = self._workers.get(worker_id)
@@ -232,7 +246,7 @@ class LocalExecutor:
         for spare in self._spares.values():
             processes.signal_group(spare.process.pid, processes.KILL)
             spare.process.wait()
-            spare.socket.close()
+            spare.close()
         for worker in list(self._workers.values()):
             self._forget(worker)
         processes.end_marked(self._mark, sessions)
@@ -296,7 +310,7 @@ class LocalExecutor:
 
     def _reap(self, worker: Worker, events: list[Event]) -> None:
         """Read what a dead worker has still sent, end its descendants, and report how it ended."""
-        worker.read(events)
+        worker.read(events, is_last=True)
         code = worker.process.wait()
         session = worker.process.pid
         processes.signal_group(session, processes.KILL)
@@ -358,6 +372,8 @@ class LocalExecutor:
     def _forget(self, worker: Worker) -> None:
         self._selector.unregister(worker.channel.socket)
         worker.channel.close()
+        if worker.memory is not None:
+            worker.memory.close()
         if worker.pidfd >= 0:
             self._selector.unregister(worker.pidfd)
             os.close(worker.pidfd)

@@ -10,8 +10,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from muster.base.settings import (
     child_environment,
     waiting_threads,
 )
-from muster.farm import canonical, wire
+from muster.farm import canonical, held_results, wire
 from muster.farm.decisions import signal_name
 from muster.farm.events import (
     Divided,
@@ -45,6 +47,7 @@ from muster.farm.task import SlotSpec
 TRACE_BYTES = 4096
 
 _CHUNK = 1 << 18
+_TASK_AND_TOKEN = itemgetter(0, 1)
 
 
 class Channel:
@@ -183,10 +186,11 @@ def _in(python: str, code: str) -> list[str]:
 
 def start_worker(
     theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str],
-    python: Path | None = None,
+    python: Path | None = None, memory: int | None = None,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
-    holds the other end of ``lifeline``. ``python``: another interpreter than this one.
+    holds the other end of ``lifeline``. ``python``: another interpreter than this one. ``memory``:
+    where its results may wait, see `held_results`.
     """
     argv = [sys.executable, "-m", "muster.farm.worker.main"]
     if python is not None:
@@ -195,11 +199,12 @@ def start_worker(
     if sys.platform == "win32":
         argv += ["PLACE", str(os.getpid())]
         return _start_on_windows(argv, theirs, settings)
-    argv += [str(theirs.fileno()), str(os.getpid()), str(lifeline)]
+    passed = [theirs.fileno(), lifeline, *([] if memory is None else [memory])]
+    argv += [str(passed[0]), str(os.getpid()), *map(str, passed[1:])]
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(), lifeline),
+        pass_fds=passed,
         start_new_session=True,
         **settings,
     )
@@ -277,6 +282,11 @@ class Worker:
     took: str = ""  # more memory than it may, so that it was killed
     is_of_past: bool = False  # a task has ended since the look that shows how much it holds
     spare_at: float | None = None  # when the process of the next worker is started beside it
+    memory: mmap.mmap | None = None  # where its results wait
+    # Task and token of the last results that it has sent: as many as may have waited together.
+    recent: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=held_results.MOST_FRAMES)
+    )
 
     def met_no_memory(self) -> bool:
         """Whether the kernel has ended something for lack of memory, as far as it tells of us."""
@@ -284,10 +294,23 @@ class Worker:
             return self.group.was_hit
         return out_of_memory_kills() > self.ooms_before
 
-    def read(self, events: list[Event]) -> None:
-        """Add what it has sent as events."""
+    def _receive(self, is_last: bool) -> Iterator[tuple[list[Any], bytes]]:
+        """What it has sent and, if it is gone, the results that waited to be sent, without those
+        that it had just sent.
+        """
+        frames = self.channel.receive()
+        yield from frames
+        if is_last and self.memory is not None:
+            sent = {(head[1], head[2]) for head, _ in frames if head[0] == wire.RESULT}
+            sent.update(self.recent)
+            for header, body in wire.unpack(bytearray(held_results.left_in(self.memory))):
+                if (header[1], header[2]) not in sent:
+                    yield header, body
+
+    def read(self, events: list[Event], *, is_last: bool = False) -> None:
+        """Add what it has sent as events. ``is_last``: it is gone."""
         finished = []
-        for header, body in self.channel.receive():
+        for header, body in self._receive(is_last):
             match header[0]:
                 case wire.RESULT:
                     finished.append(wire.read_finished(header, body))
@@ -316,6 +339,7 @@ class Worker:
                     events.append(TargetBroken(self.worker_id, header[1], trace))
         if finished:
             self.tasks_end = max(self.tasks_end, *(item.log_end for item in finished))
+            self.recent.extend(map(_TASK_AND_TOKEN, finished))
             self.is_of_past = True
             self.spare_at = None  # it ended as it was told
             events.append(Results(self.worker_id, finished))

@@ -51,6 +51,24 @@ class Context:
         params: the task's parameters.
     """
 
+    # Most tasks ask for nothing, and many are short: what they begin with is set once for all.
+    _has_files = False
+    _gathering: Gatherer | None = None
+    _follower: Follower | None = None
+    _joint: JointGatherer | None = None
+    _others: Sequence[Context] = ()  # of the other tasks of this call
+    _goal = ""
+    _rungs: Sequence[float] = ()
+    _first_rung = math.inf
+    _at_rung: tuple[str, int, float, float] | None = None  # the last point from there on
+    _has_restored = False
+    _reported_s = 0.0
+    _is_retiring = False
+    #: The most memory that the processes of a command had, in MiB, for its row.
+    command_peak_mib: float | None = None
+    #: Whether the task has asked and heard that a search ends it early.
+    knows_its_end = False
+
     def __init__(
         self,
         *,
@@ -65,9 +83,10 @@ class Context:
         line: Line,
         goal: str = "",
         rungs: Sequence[float] = (),
+        pid: int = 0,
     ) -> None:
         """``rungs``: the steps of the metric ``goal`` at which a search decides whether the task
-        goes on.
+        goes on. ``pid``: this process, where that is known.
         """
         self.device = device
         self.seed: int | None = params.get("seed")
@@ -77,26 +96,14 @@ class Context:
         self.tries = tries
         self._run_folder = folder
         self._key = key
-        self._has_files = False
         self._task_id = task_id
         self._token = token
         self._line = line
-        self._pid = os.getpid()
-        self._gathering: Gatherer | None = None
-        self._follower: Follower | None = None
-        self._joint: JointGatherer | None = None
-        self._others: Sequence[Context] = ()  # of the other tasks of this call
-        self._goal = goal
-        self._rungs = list(rungs)
-        self._first_rung = min(rungs) if rungs else math.inf
-        self._at_rung: tuple[str, int, float, float] | None = None  # the last point from there on
-        self._has_restored = False
-        self._reported_s = 0.0
-        self._is_retiring = False
-        #: The most memory that the processes of a command had, in MiB, for its row.
-        self.command_peak_mib: float | None = None
-        #: Whether the task has asked and heard that a search ends it early.
-        self.knows_its_end = False
+        self._pid = pid or os.getpid()
+        if goal:
+            self._goal = goal
+            self._rungs = rungs
+            self._first_rung = min(rungs, default=math.inf)
 
     @property
     def run(self) -> str:

@@ -7,10 +7,12 @@ running task speaks to the coordinator through its line.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -18,9 +20,13 @@ from typing import Any, Literal, Protocol
 
 from muster.base.host_memory import tree
 from muster.farm import canonical, wire
+from muster.farm.held_results import Held
 from muster.farm.task import Order
 
 _CHUNK = 1 << 18
+#: How long results wait for those that follow, and how often it is looked for some that wait longer
+#: because the task behind them is a long one.
+_HOLD_S, _LOOK_S = 0.001, 0.02
 
 _OTHER_MUSTER = (
     "Muster was changed while this run goes on: a worker that has begun since does not understand "
@@ -35,8 +41,11 @@ Halt = Literal["stop", "pause"]
 class Inbox:
     """The orders of a worker, first come, first served; it is also the worker's only sender."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, held: Held | None = None) -> None:
+        """``held``: where results may wait; None: each is sent at once."""
         self._connection = connection
+        self._held = held
+        self._sent_s = 0.0
         self._setup: SimpleQueue[bytes] = SimpleQueue()
         self._entries: SimpleQueue[Entry] = SimpleQueue()
         self._sending = threading.Lock()
@@ -49,6 +58,8 @@ class Inbox:
         self._halting = threading.Lock()
 
     def start(self) -> None:
+        if self._held is not None:
+            os.register_at_fork(after_in_child=self._hold_nothing)
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
 
     def take_setup(self) -> bytes:
@@ -95,17 +106,60 @@ class Inbox:
 
     def send(self, frame: bytes) -> None:
         with self._sending:
-            try:
-                self._connection.sendall(frame)
-            except OSError:
-                end_with_coordinator()
+            self._send_held()
+            self._send(frame)
+
+    def send_result(self, frame: bytes) -> None:
+        """Send it, or have it wait for results that follow within a millisecond."""
+        held = self._held
+        if held is None:
+            self.send(frame)
+            return
+        with self._sending:
+            if not held.add(frame):
+                self._send_held()
+                self._send(frame)
+            elif self._entries.empty() or time.monotonic() - self._sent_s > _HOLD_S:
+                self._send_held()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        with self._sending:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        if self._held:
+            with self._held.frames() as frames:
+                self._send(frames)
+            self._held.clear()
+            self._sent_s = time.monotonic()
+
+    def _send(self, frame: bytes | memoryview) -> None:
+        try:
+            self._connection.sendall(frame)
+        except OSError:
+            end_with_coordinator()
+
+    def _hold_nothing(self) -> None:
+        """In a child of a task: what waits, waits in memory that it shares with us."""
+        self._held = None
+
+    def _wait(self) -> None:
+        """Wait for orders, and meanwhile send results that wait behind a long task."""
+        while True:
+            # The queue first: what is taken out of it has had the result before it put there.
+            may_wait = self._held is not None and (not self._entries.empty() or bool(self._held))
+            if select.select([self._connection], [], [], _LOOK_S if may_wait else None)[0]:
+                return
+            self.flush()
 
     def _receive(self) -> None:
         buffer = bytearray()
         while True:
             try:
+                self._wait()
                 data = self._connection.recv(_CHUNK)
-            except OSError:
+            except (OSError, ValueError):  # a task may have closed the connection
                 data = b""
             if not data:
                 end_with_coordinator()

@@ -1,4 +1,4 @@
-"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE]``.
+"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE [MEMORY]]``.
 
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
 standard output and error already go to the slot's log when it starts.
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from muster.base.errors import MusterError
 from muster.base.processes import IS_LINUX, set_subreaper
 from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import canonical, wire
-from muster.farm.task import Order, TargetSpec
+from muster.farm.held_results import Held, share
+from muster.farm.task import Finished, Order, TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox, InboxLine
 from muster.farm.worker.perform import Performer, describe
@@ -40,7 +42,8 @@ def main(argv: list[str]) -> int:
         os.close(int(argv[2]))
     # A segmentation fault leaves the Python stack in the log, from where it is reported.
     faulthandler.enable()
-    inbox = Inbox(_connect(argv[0]))
+    held = Held(share(int(argv[3]))) if len(argv) > 3 else None
+    inbox = Inbox(_connect(argv[0]), held)
     inbox.start()
     setup = canonical.decode(inbox.take_setup())
     if setup["is_piloted"]:
@@ -83,21 +86,24 @@ def main(argv: list[str]) -> int:
     if setup["device"] != "cpu" and (unfit := why_unfit()):
         inbox.send(wire.pack([wire.UNFIT, clean(unfit)]))
         return _leave()
+    performer.generators.watch_imports()
     inbox.send(wire.pack([wire.READY]))
-    _serve(inbox, performer)
+    # A coordinator from before an update gives no memory, and reads only what it knows.
+    _serve(inbox, performer, wire.pack_finished if held is None else wire.pack_plain)
+    inbox.flush()
     return _leave()
 
 
-def _serve(inbox: Inbox, performer: Performer) -> None:
+def _serve(inbox: Inbox, performer: Performer, pack_finished: Callable[[Finished], bytes]) -> None:
     while (entry := inbox.take()) is not None:
         if isinstance(entry, Order):
             finished = performer.run(entry)
-            inbox.send(wire.pack_finished(finished))  # the next task may end this process
+            inbox.send_result(pack_finished(finished))  # the next task may end this process
             if finished.poisoned:
                 return  # the coordinator starts a fresh process on this device
         else:
             all_finished = performer.run_together(entry)
-            inbox.send(b"".join(map(wire.pack_finished, all_finished)))
+            inbox.send(b"".join(map(pack_finished, all_finished)))
             if any(finished.poisoned for finished in all_finished):
                 return
 

@@ -54,9 +54,11 @@ class Peak:
             with suppress(OSError):
                 os.close(self._size)
 
-    def begin(self) -> None:
-        """Start a new peak from here on, where the kernel can forget the last one."""
-        now = time.perf_counter()
+    def begin(self, now: float | None = None) -> None:
+        """Start a new peak from here on, where the kernel can forget the last one. ``now``: by
+        `time.perf_counter`, where that was just asked.
+        """
+        now = time.perf_counter() if now is None else now
         if now - self._looked_s < _STRETCH_S and not self._has_grown:
             return
         self._looked_s = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import random
+import os
 import sys
 import time
 import traceback
@@ -35,6 +35,7 @@ from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.files import Folders, Place, TaskLog
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.memory import Peak
+from muster.farm.worker.seeding import Generators
 from muster.run.folder import RunFolder
 
 _TRACE_LIMIT = 20_000
@@ -102,33 +103,36 @@ class Performer:
         self._place = Place()
         self._peak = Peak()
         self._folders = Folders(spare)
+        self._pid = os.getpid()
+        self.generators = Generators()
         self._is_fit = False  # torch is known to use the GPU of this slot
 
     def run(self, order: Order) -> Finished:
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
         loaded = self._targets[order.target_id]
-        if loaded.function is not None:
-            self._peak.begin()
+        function = loaded.function
+        if function is not None:
+            self._peak.begin(begin)
         context: Context | None = None
         value = b"{}"
         failure: _Failure | None = None
         try:
             params = canonical.decode(order.payload)
             context = self._context(order, params)
-            if loaded.function is None:
+            if function is None:
                 value = run_command(loaded.spec, params, context, self._log, self._folders)
                 # A program that was told to end may end well with a part of its result; a gang of
                 # ours says by another exit code that it is not done.
                 if context.halted is not None and loaded.spec.argv[0] != OWN_PROGRAM:
                     raise MadeRoom
             else:
-                _seed_everything(order.key)
+                self.generators.fix(order.key)
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
                     call = {**call, "ctx": context}
                 with logging_to(context.log, context.file_of_programs):
-                    returned = loaded.function(**call)
+                    returned = function(**call)
                 if context.knows_its_end:
                     raise MadeRoom  # it was told to end, so this need not be all of its result
                 value = _store(returned, context, self._log)
@@ -137,9 +141,10 @@ class Performer:
             failure = self._explain(error, context)
         if context is not None:
             context.end_log()  # ahead of the result
-        failure = self._ask_device(failure)
+        if failure is not None or "torch" in sys.modules:
+            failure = self._ask_device(failure)
         seconds = time.perf_counter() - begin
-        if loaded.function is not None:
+        if function is not None:
             peak, on_device = self._peak.mib(seconds)
         else:
             peak, on_device = context.command_peak_mib if context is not None else None, False
@@ -195,7 +200,7 @@ class Performer:
         failure: _Failure | None = None
         try:
             params = [canonical.decode(order.payload) for order in orders]
-            _seed_everything(orders[0].key)
+            self.generators.fix(orders[0].key)
             contexts = list(map(self._context, orders, params))
             context = contexts[0]
             context.log_for(contexts, start)
@@ -311,6 +316,7 @@ class Performer:
             line=self._line,
             goal=spec.goal,
             rungs=spec.rungs,
+            pid=self._pid,
         )
 
 
@@ -352,22 +358,6 @@ def _check_batch(returned: Any, expected: int) -> list[Any]:
             hint="return a list with one result per parameter set, in the same order.",
         )
     return list(returned)
-
-
-def _seed_everything(key: str) -> None:
-    """Fix the global generators from the task's key.
-
-    A worker runs many tasks; without this a result that draws from a global generator would
-    depend on which tasks the same worker happened to run before.
-    """
-    seed = int(key[:8], 16)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
 
 
 def describe(error: BaseException) -> str:
