@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
 from muster.base.modules import FINDER, Interpreter
-from muster.base.processes import RUN_MARKER, out_of_memory_kills
+from muster.base.processes import KILL, RUN_MARKER, out_of_memory_kills, signal_group
 from muster.base.settings import (
     CHECKPOINT_DIR,
     TASK_DIR,
@@ -181,12 +181,47 @@ def _in(python: str, code: str) -> list[str]:
     return [python, "-c", f"ours = {places!r}\n{FINDER}{code}"]
 
 
+class Begun(NamedTuple):
+    """A process that waits to be told what it is to do, and our end of its channel. ``slot``: whose
+    environment it has.
+    """
+
+    slot: SlotSpec
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+
+    def end(self) -> None:
+        """End it: it is not needed, and has begun nothing."""
+        signal_group(self.process.pid, KILL)
+        self.process.wait()
+        self.socket.close()
+
+
+def begin_worker(
+    slot: SlotSpec, mark: str, output: int, lifeline: int,
+    python: Path | None = None, ahead: str = "",
+) -> Begun:  # fmt: skip
+    """Start a process for a worker of ``slot``; see `start_worker`. It imports nothing of the
+    user's before it is set up. ``mark``: see `environment_of`.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            environment = environment_of(slot, mark)
+            process = start_worker(theirs, output, lifeline, environment, python, ahead)
+    except BaseException:
+        ours.close()
+        raise
+    return Begun(slot, process, ours)
+
+
 def start_worker(
     theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str],
-    python: Path | None = None,
+    python: Path | None = None, ahead: str = "",
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
-    holds the other end of ``lifeline``. ``python``: another interpreter than this one.
+    holds the other end of ``lifeline``. ``python``: another interpreter than this one. ``ahead``:
+    a module to import before it is set up; it opens its log itself then.
     """
     argv = [sys.executable, "-m", "muster.farm.worker.main"]
     if python is not None:
@@ -195,7 +230,7 @@ def start_worker(
     if sys.platform == "win32":
         argv += ["PLACE", str(os.getpid())]
         return _start_on_windows(argv, theirs, settings)
-    argv += [str(theirs.fileno()), str(os.getpid()), str(lifeline)]
+    argv += [str(theirs.fileno()), str(os.getpid()), str(lifeline), *([ahead] if ahead else [])]
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
