@@ -559,6 +559,7 @@ def test_mistakes_are_told_before_anything_starts(
     assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert not (place / "o.jsonl").exists()
+    assert not (place / "runs").exists()
 
 
 def test_a_malformed_line_is_named_by_file_and_line(place: Path) -> None:

@@ -53,6 +53,28 @@ def altered(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def by_kind(record: dict[str, Any]) -> Any:
+    """What a stage may return, and what it should not, as the record says."""
+    match record.get("kind"):
+        case "new":
+            return {"n": record["n"]}
+        case "own id":
+            return {**record, "id": f"own {record['n']}"}
+        case "bytes":
+            return {**record, "bytes": b"\x00\xff"}
+        case "mark":
+            return {**record, "\x01muster": 1}
+        case "none":
+            return None
+        case "two":
+            return [{"n": -1}, record]
+        case "wrong":
+            return "text"
+        case "raise":
+            raise ValueError(f"cannot do {record['n']}")
+    return record
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names it."""
 

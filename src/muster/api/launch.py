@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from muster.api.runs import Run
     from muster.api.start.services import Services
     from muster.farm.decisions import Policy, RetryPolicy
+    from muster.farm.executors.head_start import HeadStart
     from muster.farm.plan import Ending
     from muster.farm.view import RunView
     from muster.farm.work import Work
@@ -124,18 +125,26 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     )
 
 
-def run_workload(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
+def run_workload(
+    workload: Workload,
+    options: SweepOptions,
+    audience: Audience,
+    head_start: HeadStart | None = None,
+) -> Run:
     """Run a workload, or continue it; the engine behind ``muster.sweep`` and the command.
+    ``head_start``: processes of its workers, as far as some were begun before.
 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
     _check(workload, options)
     workload = for_python(workload, options.python)
     with hosts_kept_open(options):
-        return _run(workload, options, audience)
+        return _run(workload, options, audience, head_start)
 
 
-def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
+def _run(
+    workload: Workload, options: SweepOptions, audience: Audience, head_start: HeadStart | None
+) -> Run:
     # Here, for a dry run and a wrong option need none of it: it takes as long as all of theirs.
     from muster.api.runs import Run
     from muster.api.start.earlier_work import move_aside
@@ -169,7 +178,8 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)
-        session = stack.enter_context(open_run(folder, renew))
+        fresh_id = "" if head_start is None else head_start.run_id
+        session = stack.enter_context(open_run(folder, renew, fresh_id=fresh_id))
         lending.forget_other_choice()
         workload.begin(folder)
         for line in (*workload.warnings, *read_before):
@@ -185,7 +195,7 @@ def _run(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         beside = Housekeeping(services, options, settings, lending, rehearsal, audience.show)
         say = _say_nothing if workload.is_map else audience.say
-        work = _work(workload, options, folder, slots, settings)
+        work = _work(workload, options, folder, slots, settings, head_start)
         rate = _gpus_per_worker(options, slots)
         with services.limited(lambda: rate * beside.num_at_work()):
             ending = work_off(work, beside, session, say=say)
@@ -226,6 +236,7 @@ def _work(
     folder: RunFolder,
     slots: tuple[SlotSpec, ...],
     settings: Settings,
+    head_start: HeadStart | None,
 ) -> Work:
     from muster.farm.executors.table import make_executor
     from muster.farm.work import Work
@@ -249,6 +260,7 @@ def _work(
         has_pilots=options.executor == "slurm",
         cluster=options.cluster,
         python=options.python,
+        head_start=head_start,
     )
 
 

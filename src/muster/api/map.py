@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.maps.job import MapJob, Mapped, open_source, workload_of
+from muster.api.maps.job import MapJob, Mapped, head_start_of, open_source, workload_of
 from muster.api.maps.progress import CopyingAhead, Growing, ProgressCurve, RecordCount
 from muster.api.maps.publish import (
     Published,
@@ -26,7 +26,6 @@ from muster.api.maps.publish import (
     size_of,
     tally,
 )
-from muster.api.notebook import watched
 from muster.api.start.earlier_work import move_aside
 from muster.api.start.limits import refuse_to_begin
 from muster.api.start.options import MapSettings, SweepOptions, options_of_call
@@ -34,7 +33,7 @@ from muster.api.start.placing import hand_on, would_take
 from muster.api.sweeps.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.settings import read_settings
+from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.base.target import refuse_while_imported
 from muster.devices.discovery import discover
@@ -48,10 +47,12 @@ from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
-from muster.plan.prices import PriceList, read_prices
-from muster.plan.units import Figure, Seconds
 from muster.run.folder import RunFolder, folder_for
 from muster.run.record import read_run
+
+if TYPE_CHECKING:
+    from muster.farm.executors.head_start import HeadStart
+    from muster.plan.prices import PriceList
 
 #: What is tried again in a map are records, not tasks.
 _AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}
@@ -117,6 +118,8 @@ def map(
         options=reading,
         settings=settings,
     )
+    from muster.api.notebook import watched  # here: the command has a screen of its own
+
     with watched(show, "the records and the reasons are in errors.jsonl") as audience:
         return run_map(job, how, audience)
 
@@ -230,9 +233,18 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
 
 
 def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
-    began, settings = time.monotonic(), read_settings()
     check_place(job.output)
-    folder.create()
+    if folder.path.is_symlink():  # what it leads to may have been moved aside
+        folder.create()
+    with head_start_of(job, options, folder) as head_start:
+        return _run_opened(job, options, audience, folder, head_start)
+
+
+def _run_opened(
+    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder,
+    head_start: HeadStart | None,
+) -> Mapped:  # fmt: skip
+    began, settings = time.monotonic(), read_settings()
     source = open_source(job, folder.map_input)
     workload = workload_of(job, options, source, folder)
     if folder.exists():
@@ -284,7 +296,8 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     )
     workload = dataclasses.replace(workload, finish=finish)
     try:
-        run = run_workload(workload, how, dataclasses.replace(audience, show=show))
+        shown = dataclasses.replace(audience, show=show)
+        run = run_workload(workload, how, shown, head_start)
     finally:
         if copying is not None:
             copying.end().discard()
@@ -296,7 +309,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         is_interrupted=run.ending.interrupted or run.ending.cancelled,
         stop_signal=run.ending.stop_signal,
         causes=tuple(group.message for group in run.failures() if group.num_failed),
-        cost=cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None)),
+        cost=_cost(would_take(how, settings), settings, seconds),
     )  # fmt: skip
 
 
@@ -378,6 +391,14 @@ def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
     move_aside(folder, "map", audience.say, first=clean)
 
 
+def _cost(placement: Placement, settings: Settings, seconds: float) -> str | None:
+    if not any(slot.device_uuids for slot in placement.slots):
+        return None
+    from muster.plan.prices import read_prices
+
+    return cost_line(placement, discover(settings), seconds, read_prices(None))
+
+
 def cost_line(
     placement: Placement, inventory: Inventory, seconds: float, prices: PriceList
 ) -> str | None:
@@ -386,6 +407,8 @@ def cost_line(
     None where no card has a price. Cards of one's own are left out: they cost their electricity,
     and their power over the run is not known here.
     """
+    from muster.plan.units import Figure, Seconds  # here: few maps have cards with a price
+
     used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
     cards = Counter(device.name for device in inventory.devices if device.uuid in used)
     wall = Figure(value=Seconds(seconds), origin="measured")

@@ -37,8 +37,6 @@ from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask, ask_to_cancel
 from muster.run.session import is_held
 from muster.run.state import Tasks, Word, live_picture, state_of
-from muster.slurm.commands import cancel as scancel
-from muster.slurm.commands import living_job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -259,6 +257,9 @@ class Run:
         stored = self.stored
         if _asked(self.folder):
             return True
+        from muster.slurm.commands import cancel as scancel  # here: few runs are cancelled
+        from muster.slurm.commands import living_job
+
         with suppress(SetupError):  # no SLURM here
             if (job := living_job(self.folder)) is not None:
                 scancel(job[0])

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.settings import Settings
 from muster.devices.discovery import why_lost
@@ -52,6 +52,9 @@ from muster.farm.task import (
 from muster.run.folder import RunFolder
 from muster.run.session import Session
 
+if TYPE_CHECKING:
+    from muster.farm.executors.head_start import HeadStart
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -59,8 +62,8 @@ class Work:
 
     ``feed`` makes the tasks lazily, no two of them equal where it ``is_distinct``; ``drive``, where
     there is one, makes what chooses them instead. ``reopens``: tasks in these states are tried
-    again. ``has_pilots``: the executor goes on with those of an earlier start. ``cluster`` and
-    ``python`` are for the executor.
+    again. ``has_pilots``: the executor goes on with those of an earlier start. The others are for
+    the executor.
     """
 
     folder: RunFolder
@@ -79,6 +82,7 @@ class Work:
     cluster: ClusterRequest = field(default_factory=ClusterRequest)
     has_pilots: bool = False
     python: Path | None = None
+    head_start: HeadStart | None = None
 
 
 def work_off(work: Work, beside: Beside, session: Session, *, say: Callable[[str], None]) -> Ending:
@@ -102,6 +106,7 @@ def work_off(work: Work, beside: Beside, session: Session, *, say: Callable[[str
             cluster=work.cluster,
             left=left,
             python=work.python,
+            head_start=work.head_start,
         )
         plan = Plan(
             folder=work.folder,

@@ -10,12 +10,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import repeat
+from operator import contains
+from typing import Any, NamedTuple
 
 from muster.base.device_faults import looks_like_out_of_memory, names_of
-from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.sources.source import ArrowRow
-from muster.pipeline.stages import Reject
+from muster.pipeline.stages import EngineError, Reject
 
 _TRACE_LIMIT = 8000
 #: What a stage may raise for a record. One that calls sys.exit is as wrong as one that raises.
@@ -54,6 +55,22 @@ class Row:
     source: ArrowRow | None = None
 
 
+class Usual(NamedTuple):
+    """Rows that follow each other from ``first`` on, of which each has one record and nothing else
+    to tell: most batches are such, and take no object for each of their rows. ``ids`` are those of
+    the rows, as a `Row` has them.
+    """
+
+    first: int
+    ids: Sequence[Any]
+    records: list[dict[str, Any]]
+
+    def rows(self) -> list[Row]:
+        """The same as objects, for what becomes of them otherwise."""
+        numbered = enumerate(zip(self.ids, self.records, strict=True), self.first)
+        return [Row(number, own, [record]) for number, (own, record) in numbered]
+
+
 @dataclass(frozen=True)
 class Step:
     """A stage as the worker runs it. ``one``: a function of a record; ``many``: of a batch.
@@ -72,14 +89,27 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
 
     Raises OutOfMemory where the step does; the rows are then as they were.
     """
-    if step.one is not None:
-        _apply_one(step, step.one, rows, keeps_ids)
-        return
-    made = iter(_call_many(step, [record for row in rows for record in row.records]))
+    made = outcomes(step, [record for row in rows for record in row.records])
+    settle(rows, made, keeps_ids=keeps_ids)
+
+
+def outcomes(step: Step, records: Sequence[dict[str, Any]]) -> list[Any]:
+    """What ``step`` makes of each record: what a stage may return, or a failure.
+
+    Raises OutOfMemory where the step does.
+    """
+    if step.one is None:
+        return _call_many(step, records)
+    return _call_each(step, step.one, records)
+
+
+def settle(rows: Sequence[Row], made: Sequence[Any], *, keeps_ids: bool) -> None:
+    """Replace the records of each row by their `outcomes`."""
+    left = iter(made)
     for row in rows:
         kept: list[dict[str, Any]] = []
         for record in row.records:
-            outcome = next(made)
+            outcome = next(left)
             if isinstance(outcome, Failure):
                 row.failures.append(outcome)
             else:
@@ -87,27 +117,30 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
         row.records = kept
 
 
-def _apply_one(
-    step: Step, function: Callable[[dict[str, Any]], Any], rows: Sequence[Row], keeps_ids: bool
-) -> None:
-    for row in rows:
-        kept: list[dict[str, Any]] = []
-        for record in row.records:
-            try:
-                made = function(record.copy())
-            except _FAULTS as error:
-                made = failure_of(step.name, error)
-            if type(made) is Failure:
-                made = _again(step, function, record, made)
-            if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
-                kept.append(made)
-                continue
-            made = checked(step.name, made)
-            if isinstance(made, Failure):
-                row.failures.append(made)
-            else:
-                kept += children(record, made, keeps_ids=keeps_ids)
-        row.records = kept
+def are_usual(records: Sequence[Any], *, keeps_ids: bool) -> bool:
+    """Whether each is a record of its own kind, and has an id if it is to have one."""
+    return set(map(type, records)) == {dict} and (
+        not keeps_ids or all(map(contains, records, repeat(_ID)))
+    )
+
+
+def _call_each(
+    step: Step, function: Callable[[dict[str, Any]], Any], records: Sequence[dict[str, Any]]
+) -> list[Any]:
+    made: list[Any] = []
+    add = made.append  # looked up once: this loop is what muster costs beside a quick stage
+    while len(made) < len(records):
+        try:
+            for record in records[len(made) :] if made else records:
+                add(function(record.copy()))
+            break
+        except _FAULTS as error:
+            failure = failure_of(step.name, error)
+        # After the handler, and with it the frames of the failed call: they may hold much memory.
+        add(_again(step, function, records[len(made)], failure))
+    if set(map(type, made)) <= {dict}:  # by far the most
+        return made
+    return [checked(step.name, one) for one in made]
 
 
 def _again(
@@ -127,7 +160,7 @@ def _again(
     return failure
 
 
-def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
+def _call_many(step: Step, records: Sequence[dict[str, Any]]) -> list[Any]:
     """Process the records; when that raises, bisect until the record at fault is alone."""
     if not records:
         return []

@@ -30,15 +30,18 @@ from muster.pipeline.batch import (
     Failure,
     OutOfMemory,
     Row,
-    apply,
+    Step,
+    Usual,
+    are_usual,
     failure_of,
+    outcomes,
+    settle,
     wait_for,
 )
-from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.journal import Journal
 from muster.pipeline.recovery import InProgress, Kind, recovery
 from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
-from muster.pipeline.stages import METER
+from muster.pipeline.stages import METER, EngineError
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
 
@@ -50,7 +53,8 @@ _MEMORY_EVERY_S = 0.5
 _ANSWER_EVERY_S = 0.2
 _SET_UP_LIMIT_S = 1800.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-Numbered = Iterator[tuple[int, dict[str, Any] | BadRow | None]]
+_Read = tuple[int, dict[str, Any] | BadRow | None]
+Numbered = Iterator[_Read]
 
 
 def run_chunk(
@@ -97,8 +101,8 @@ class Chunk:
         self._num_blank = 0
         self._seen: Any = None
         self._row_of = worker.source.row_of(shard)
-        #: Whether records have ids, and no row of this chunk was found to kill its worker.
-        self._is_usual = self._keeps_ids and self._recovery.row < 0
+        #: Whether no row of this chunk was found to kill its worker.
+        self._is_healthy = self._recovery.row < 0
         self._writer = RowWriter(worker, journal, self._row_of)
         self._reported_s = self._looked_s = 0.0
 
@@ -199,46 +203,55 @@ class Chunk:
             for _, row in self._worker.source.read(self._shard, start, stop)
         )
 
-    def _read(self) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
+    def _read(self) -> Numbered:
         """Read the rows that are not in the journal yet, in order."""
         for start, stop in list(self._journal.missing(self._start, self._stop)):
             yield from self._worker.source.read(self._shard, start, stop)
 
-    def _take(self, rows: Numbered, most: int) -> list[Row]:
-        """The next batch, up to the chunk's end, which sharing may have moved.
+    def _take(self, rows: Numbered, most: int) -> list[_Read]:
+        """The next rows, up to the chunk's end, which sharing may have moved.
 
         Where an earlier attempt has died, it is one row at a time.
         """
-        began = time.perf_counter()
         most = 1 if self._next < self._recovery.stop else most
         most = min(most, self._stop - self._next)
         taken = list(itertools.islice(rows, most)) if most > 0 else []
         while taken and taken[-1][0] >= self._stop:  # rows before it were in the journal
             taken.pop()
-        batch = self._rows(taken)
-        self._worker.waited_s += time.perf_counter() - began
-        if not batch:
+        if not taken:
             self._next = max(self._next, self._stop)
-            return batch
-        self._next = batch[-1].number + 1
-        self._in_flight.update([row.number for row in batch])
+            return taken
+        self._next = taken[-1][0] + 1
+        self._in_flight.update([number for number, _ in taken])
         self._journal.begin(self._note())
-        return batch
+        return taken
 
     def _note(self) -> InProgress:
         doubted = self._doubted[0].number if self._doubted else -1
         return self._recovery.note(min(self._in_flight), self._next, self._ctx.tries, doubted)
 
-    def _rows(self, taken: Sequence[tuple[int, dict[str, Any] | BadRow | None]]) -> list[Row]:
-        make = self._row
-        if not self._is_usual:
-            return [make(number, record) for number, record in taken]
-        return [  # as `_row` does it, without the call; an ArrowRow is no dict in this sense
-            Row(number, record["id"], [record], [])
-            if type(record) is dict and "id" in record
-            else make(number, record)
-            for number, record in taken
-        ]
+    def _rows(self, taken: Sequence[_Read]) -> list[Row]:
+        return [self._row(number, record) for number, record in taken]
+
+    def _usual(self, taken: Sequence[_Read]) -> Usual | None:
+        """The rows as a whole; None where one of them takes more care, as `_row` does it."""
+        first, count = taken[0][0], len(taken)
+        records: list[Any] = [record for _, record in taken]
+        # An ArrowRow is no dict in this sense.
+        if taken[-1][0] - first != count - 1 or not are_usual(records, keeps_ids=False):
+            return None
+        if not self._is_healthy:
+            return None
+        if self._keeps_ids and are_usual(records, keeps_ids=True):
+            return Usual(first, [record["id"] for record in records], records)
+        ids = list(map(self._row_of, range(first, first + count)))
+        if self._keeps_ids:
+            records = [
+                record if "id" in record else {"id": own, **record}
+                for own, record in zip(ids, records, strict=True)
+            ]
+            ids = [record["id"] for record in records]
+        return Usual(first, ids, records)
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
         absolute = self._row_of(number)
@@ -261,28 +274,49 @@ class Chunk:
 
     def _run_batches(self, rows: Numbered) -> None:
         pace = self._worker.pace
-        while batch := self._take(rows, self._size.now if pace is None else pace.now):
+        while True:
             began = time.perf_counter()
-            self._through(self._worker.before, batch)
-            seconds = time.perf_counter() - began
-            self._store(batch)
-            self._worker.busy_s += time.perf_counter() - began
+            taken = self._take(rows, self._size.now if pace is None else pace.now)
+            if not taken:
+                break
+            batch = self._usual(taken) or self._rows(taken)
+            read = time.perf_counter()
+            self._worker.waited_s += read - began
+            done = self._through(self._worker.before, batch)
+            seconds = time.perf_counter() - read
+            self._store(done)
+            self._worker.busy_s += time.perf_counter() - read
             if pace is not None:
                 pace.took(seconds)
             self._between(grain=self._size.now if pace is None else pace.now)
 
-    def _through(self, steps: Sequence[Any], batch: list[Row]) -> None:
-        """Run all steps on the batch, in pieces if memory does not hold it."""
+    def _through(self, steps: Sequence[Any], batch: Usual | list[Row]) -> Usual | list[Row]:
+        """Run all steps on the batch, in pieces if memory does not hold it; returns what became of
+        it, as objects where that is not usual any more.
+        """
         for position, step in enumerate(steps):
             try:
-                apply(step, batch, keeps_ids=self._keeps_ids)
+                batch = self._after(step, batch)
                 continue
             except OutOfMemory as error:
                 reason = str(error)
             # After the handler: the error's frames may hold what the step made of other records.
-            self._in_pieces(steps[position:], batch, reason)
-            return
+            rows = batch.rows() if isinstance(batch, Usual) else batch
+            self._in_pieces(steps[position:], rows, reason)
+            return rows
         self._size.good()
+        return batch
+
+    def _after(self, step: Step, batch: Usual | list[Row]) -> Usual | list[Row]:
+        if isinstance(batch, Usual):
+            made = outcomes(step, batch.records)
+            if are_usual(made, keeps_ids=self._keeps_ids):
+                return batch._replace(records=made)
+            batch = batch.rows()
+        else:
+            made = outcomes(step, [record for row in batch for record in row.records])
+        settle(batch, made, keeps_ids=self._keeps_ids)
+        return batch
 
     def _in_pieces(self, steps: Sequence[Any], batch: list[Row], reason: str) -> None:
         give_memory_back()
@@ -311,7 +345,9 @@ class Chunk:
                 room = 1 if is_wary else self._worker.concurrency
                 while not is_over and len(running) < room:
                     if not ready:
-                        ready = self._take(rows, min(self._size.now, room))
+                        began = time.perf_counter()
+                        ready = self._rows(self._take(rows, min(self._size.now, room)))
+                        self._worker.waited_s += time.perf_counter() - began
                         ready.reverse()
                         self._through(self._worker.before, ready)
                         is_over = not ready
@@ -345,7 +381,13 @@ class Chunk:
         await wait_for(self._worker.waiting, row, keeps_ids=self._keeps_ids, retries=retries)
         return row
 
-    def _store(self, batch: list[Row]) -> None:
+    def _store(self, batch: Usual | list[Row]) -> None:
+        if isinstance(batch, Usual):
+            # No doubt is left: where one of the chunk's rows has a verdict, none is usual.
+            self._in_flight.difference_update(range(batch.first, batch.first + len(batch.ids)))
+            if not self._writer.store_usual(batch):
+                self._writer.store(batch.rows())
+            return
         if self._ctx.device != "cpu":
             self._check_device([failure for row in batch for failure in row.failures])
         self._in_flight.difference_update([row.number for row in batch])

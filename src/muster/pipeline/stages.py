@@ -42,6 +42,10 @@ class Reject(Exception):
     """
 
 
+class EngineError(Exception):
+    """The engine is broken or gone; its requests may be repeated on a fresh one."""
+
+
 def seed_of(*parts: str | int) -> int:
     """A seed from 0 to 2**63 - 1 that depends on ``parts`` alone, the same on every machine.
 

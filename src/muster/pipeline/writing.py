@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from muster.base.errors import TargetError
-from muster.pipeline.batch import Failure, Row, failure_of
+from muster.pipeline.batch import Failure, Row, Usual, failure_of
 from muster.pipeline.journal import Journal
 from muster.pipeline.sinks.lines import MARK, RAW, Marked, as_json, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
@@ -80,12 +80,6 @@ class RowWriter:
         what became of them ``is_certain``.
         """
         worker = self._worker
-        if (lines := self._usual_lines(batch)) is not None:
-            worker.num_rows += len(batch)
-            self._note_ids(batch)
-            self._store_held()
-            self._journal.add(batch[0].number, batch[-1].number + 1, lines, len(batch))
-            return
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
         failed = [row for row in batch if row.failures]
@@ -103,25 +97,28 @@ class RowWriter:
         self._store_held()
         self._write(written)
 
-    def _usual_lines(self, batch: list[Row]) -> bytes | None:
-        """The lines of rows that follow each other and gave a record each; None of other rows,
-        and where Arrow data or values that JSON does not know take more care.
+    def store_usual(self, batch: Usual) -> bool:
+        """Journal rows with a record each; False, and nothing is done, where values that JSON does
+        not know take more care.
         """
-        if batch[-1].number - batch[0].number != len(batch) - 1:
-            return None
-        records = [
-            row.records[0]
-            for row in batch
-            if not row.failures and row.source is None and len(row.records) == 1
-        ]
-        if len(records) != len(batch):
-            return None
         dumps, option = orjson.dumps, _TYPED_OPTIONS if self._worker.plan.keeps_types else _OPTIONS
         try:
-            lines = b"".join([dumps(record, None, option) for record in records])
+            lines = b"".join([dumps(record, None, option) for record in batch.records])
         except (TypeError, ValueError):
-            return None
-        return None if _MARK_START in lines else lines
+            return False
+        if _MARK_START in lines:
+            return False
+        first, count = batch.first, len(batch.records)
+        self._worker.num_rows += count
+        ids = [record.get("id") for record in batch.records]
+        if self._gives_ids and not self.has_own_ids:
+            ours = list(map(self._row_of, range(first, first + count)))
+            if ids != ours or set(map(type, ids)) != {int}:
+                self.has_own_ids = not all(map(self._has_our_ids, batch.rows()))
+        self.ids.add(ids)
+        self._store_held()
+        self._journal.add(first, first + count, lines, count)
+        return True
 
     def _note_ids(self, batch: list[Row]) -> None:
         if self._gives_ids and not self.has_own_ids:

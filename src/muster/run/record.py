@@ -198,15 +198,16 @@ class FolderId(NamedTuple):
     is_new_copy: bool = False
 
 
-def own_id(folder: RunFolder) -> FolderId:
+def own_id(folder: RunFolder, fresh: str = "") -> FolderId:
     """The id of this very folder, drawn at the first call. The caller holds its lock.
 
     A folder that moves within its file system keeps its id. A copy gets a new one, and loses what
-    was assigned to the pilots of the original. Raises SetupError where it cannot be written.
+    was assigned to the pilots of the original. ``fresh``: what to take where there is none yet, of
+    whoever had to know it before. Raises SetupError where it cannot be written.
     """
     if (known := known_id(folder)) is not None:
         return FolderId(known)
-    record, drawn = _read(folder.identity_json), uuid.uuid4().hex
+    record, drawn = _read(folder.identity_json), fresh or drawn_id()
     try:
         if record is not None:
             folder.pilot_assignment.unlink(missing_ok=True)  # pilots of the original serve that one
@@ -216,6 +217,11 @@ def own_id(folder: RunFolder) -> FolderId:
     except OSError as error:
         raise explain_os_error(error, "write", folder.identity_json) from error
     return FolderId(drawn, is_new_copy=record is not None)
+
+
+def drawn_id() -> str:
+    """An id that no run folder has."""
+    return uuid.uuid4().hex
 
 
 def known_id(folder: RunFolder) -> str | None:

@@ -209,8 +209,11 @@ Renew = Callable[[RunRecord | None], RunRecord]
 class Session:
     """A start of a run that is under way. ``is_cancelled()``: whether somebody cancels the run."""
 
-    def __init__(self, folder: RunFolder, node: int | None, mailbox: Mailbox | None) -> None:
+    def __init__(
+        self, folder: RunFolder, node: int | None, mailbox: Mailbox | None, fresh_id: str
+    ) -> None:
         self._folder = folder
+        self._fresh_id = fresh_id
         self._where = {} if node is None else {"node": node}
         self._mailbox = mailbox
         self._journal: Journal | None = None
@@ -219,7 +222,7 @@ class Session:
     @cached_property
     def folder_id(self) -> FolderId:
         """The id of its very folder, drawn where this one has none yet."""
-        return own_id(self._folder)
+        return own_id(self._folder, self._fresh_id)
 
     def is_cancelled(self) -> bool:
         return self._mailbox is not None and self._mailbox.is_cancelled()
@@ -270,13 +273,13 @@ class Session:
 
 @contextmanager
 def open_run(
-    folder: RunFolder, renew: Renew | None = None, *, node: int | None = None
+    folder: RunFolder, renew: Renew | None = None, *, node: int | None = None, fresh_id: str = ""
 ) -> Iterator[Session]:
     """A context in which this process works on ``folder``, and nobody else does.
 
     ``node``: the number of this node in a gang. Nodes may share the folder, so only the first takes
     the lock, writes the record and hears requests. Leave ``renew`` out to change a run that does
-    not go on: then no record is written, and no request is heard.
+    not go on: then no record is written, and no request is heard. ``fresh_id``: see `own_id`.
 
     Raises SetupError where somebody works on the folder or the disk fails, and what ``renew``
     raises.
@@ -291,7 +294,7 @@ def open_run(
                 if renew is not None:
                     _renew(folder, renew)
                     mailbox = stack.enter_context(Mailbox(folder))
-            session = Session(folder, node, mailbox)
+            session = Session(folder, node, mailbox, fresh_id)
             try:
                 yield session
             except BaseException as error:

@@ -157,3 +157,50 @@ def test_a_record_that_raised_is_tried_again_but_not_one_that_was_rejected() -> 
         assert [r["x"] for r in records(rows)] == [0, 2]
         assert reasons(rows) == {1: "no", 3: "OSError: always busy"}
         assert calls.count(1) <= 3  # alone once, and in the batches that were halved
+
+
+KINDS = ("same", "other", "none", "two", "list", "wrong", "raise", "reject", "exit", "fails once")
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12), st.booleans())
+def test_each_record_is_given_once_and_fares_as_it_does_alone(
+    kinds: list[str], keeps_ids: bool
+) -> None:
+    """Whatever becomes of the records before and after it in its batch."""
+
+    def outcome(record: dict[str, Any]) -> Any:
+        calls.append(record["id"])
+        match KINDS[record["x"]]:
+            case "same":
+                return record
+            case "other":
+                return {"y": 1}
+            case "none":
+                return None
+            case "two":
+                return [{"y": 1}, record]
+            case "list":
+                return []
+            case "wrong":
+                return "text"
+            case "raise":
+                raise ValueError("bad")
+            case "reject":
+                raise Reject("no")
+            case "exit":
+                sys.exit(1)
+        if calls.count(record["id"]) == 1:
+            raise OSError("once")
+        return record
+
+    step = Step("s", one=outcome, retries=1)
+    rows = rows_of(*map(KINDS.index, kinds))
+    calls: list[int] = []
+    apply(step, rows, keeps_ids=keeps_ids)
+    tries = {"raise": 2, "exit": 2, "fails once": 2}
+    assert calls == [n for n, kind in enumerate(kinds) for _ in range(tries.get(kind, 1))]
+    for number, row in enumerate(rows):
+        alone, calls = [Row(number, number, [{"id": number, "x": KINDS.index(kinds[number])}])], []
+        apply(step, alone, keeps_ids=keeps_ids)
+        assert row.records == alone[0].records
+        assert [f.reason for f in row.failures] == [f.reason for f in alone[0].failures]

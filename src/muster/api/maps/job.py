@@ -5,32 +5,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from muster.api.start.options import MapSettings, SweepOptions
+from muster.api.start.placing import slots_of, would_take
 from muster.api.sweeps.workload import Workload
 from muster.base.cells import placed
 from muster.base.code import code_of
 from muster.base.codec import as_read_back, read_json
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, MusterError, UsageError
+from muster.base.settings import read_settings
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import RetryPolicy
+from muster.farm.executors.head_start import HeadStart
 from muster.farm.executors.worker_process import worker_python
 from muster.farm.plan import Numbers
 from muster.farm.task import NewTask, Outcome, TargetSpec, TaskState
 from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sources.files import HASHED_WHOLE, fingerprint
-from muster.pipeline.sources.source import Selection, Source
+from muster.pipeline.sources.files import HASHED_WHOLE, find_files, fingerprint
+from muster.pipeline.sources.source import LEAST_ROWS, Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
 from muster.pipeline.stages import StageSpec
 from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder
-from muster.run.record import read_run
+from muster.run.record import drawn_id, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,37 @@ def open_source(job: MapJob, folder: Path) -> Source:
     source = open_input(job.input, job.selection, job.options, folder)
     job.check_columns(source.describe()["columns"])
     return source
+
+
+#: Of an input of which no more is known, for each of its chunks: what `LEAST_ROWS` take at most.
+_BYTES_AHEAD = 256 << 10
+
+
+def _chunks_at_least(job: MapJob, path: str) -> int:
+    """About how many chunks there will be: as many workers can have work."""
+    size = sum(found.path.stat().st_size for found in find_files(path))
+    chunks = 1 + size // _BYTES_AHEAD
+    limit = job.selection.limit
+    return chunks if limit is None else min(chunks, 1 + limit // LEAST_ROWS)
+
+
+def head_start_of(
+    job: MapJob, options: SweepOptions, folder: RunFolder
+) -> AbstractContextManager[HeadStart | None]:
+    """Workers that begin now and import while the input is read; None where a worker would not be
+    of this machine's processor, or is not sure to be needed: in a run that goes on. They end with
+    the context unless they are handed over.
+    """
+    is_sure = options.executor == "local" and options.python is None and options.per_gpu == 1
+    is_new = not (folder.exists() or folder.identity_json.exists())
+    if not is_sure or not is_new or not isinstance(job.input, str):
+        return nullcontext()
+    with suppress(MusterError, OSError):  # what is wrong is said where the input is opened
+        slots = slots_of(would_take(options, read_settings()), options)
+        slots = slots[: _chunks_at_least(job, job.input)]
+        if all(slot.kind == "cpu" for slot in slots):
+            return HeadStart(drawn_id(), slots, imports=_TARGET.location)
+    return nullcontext()
 
 
 def _fixed(job: MapJob, described: dict[str, Any], home: RunFolder) -> dict[str, Any]:

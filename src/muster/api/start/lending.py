@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import (
@@ -32,16 +32,17 @@ from muster.devices.inventory import (
     parse_devices,
     parse_gpu_ids,
 )
-from muster.devices.leases import Lease
 from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
-from muster.devices.waiting import lease_in_turn
 from muster.farm.events import Event, Slots
 from muster.farm.executors.base import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask
+
+if TYPE_CHECKING:
+    from muster.devices.leases import Lease
 
 
 class Lending:
@@ -315,6 +316,8 @@ class Lending:
                 f"Cannot take {text}: this machine shows {_gpus(len(inventory.devices))}, and "
                 f"{self._folder.path} has {', '.join(self._labels(self._wanted))}."
             )
+        from muster.devices.waiting import lease_in_turn  # here: few runs are lent any
+
         options = self._options
         try:
             placement, leases = lease_in_turn(

@@ -124,7 +124,9 @@ def take_devices(
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
-    from muster.devices.waiting import lease_in_turn  # here: a dry run leases nothing
+    if device_request(options).kind == "cpu" and not options.wait_s:  # which nobody leases
+        return would_take(options, settings), []
+    from muster.devices.waiting import lease_in_turn  # here: it takes a tenth of a short start
 
     placement, leases = lease_in_turn(
         device_request(options),

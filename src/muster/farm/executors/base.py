@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from muster.base.errors import TargetError, UnknownNameError
 from muster.base.modules import CLASS, load_plugin, plugins
@@ -21,6 +21,9 @@ from muster.farm.executors.cluster import CLUSTERS as CLUSTERS
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from muster.farm.executors.head_start import HeadStart
 
 #: Called with process ids and UUIDs of devices: the MiB that the processes hold on the devices,
 #: or None where that cannot be known.
@@ -61,7 +64,8 @@ class Assignment:
     ``targets`` are by the ledger's number of the target. ``is_piloted``: the executor runs in a
     pilot, which receives SIGTERM and SIGUSR2 in place of its worker and warns it. ``left``: pilots
     that an earlier coordinator of this run has left on a cluster. ``python``: the interpreter of
-    workers, where it is another than this one.
+    workers, where it is another than this one. ``head_start``: processes for workers of this
+    machine that are there already.
     """
 
     folder: RunFolder
@@ -73,6 +77,7 @@ class Assignment:
     is_piloted: bool = False
     left: Sequence[PilotLeft] = ()
     python: Path | None = None
+    head_start: HeadStart | None = None
 
 
 class TakesCommands(Protocol):

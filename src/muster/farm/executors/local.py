@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import os
 import selectors
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from muster.base import processes
 from muster.base.reaper import Reaper
-from muster.farm import canonical, held_results, wire
+from muster.farm import canonical, wire
 from muster.farm.events import Event, WorkerDied
 from muster.farm.executors.base import Assignment
+from muster.farm.executors.head_start import HeadStart
 from muster.farm.executors.memory_limits import MemoryGroups, MemoryWatch, ends_first
 from muster.farm.executors.worker_process import (
     TRACE_BYTES,
+    Begun,
     Channel,
     Worker,
-    environment_of,
+    begin_worker,
     log_tail,
     reason_of,
-    start_worker,
 )
 from muster.farm.task import Outcome, SlotSpec, Task
 from muster.farm.worker.files import remove_kept
@@ -54,22 +51,6 @@ class _Release:
     deadline_s: float
 
 
-class _Started(NamedTuple):
-    """A process that waits to be told what it is to do, our end of its channel, and where its
-    results wait.
-    """
-
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
-    memory: mmap.mmap | None
-
-    def close(self) -> None:
-        """Of a process that has ended."""
-        self.socket.close()
-        if self.memory is not None:
-            self.memory.close()
-
-
 class LocalExecutor:
     """One process per worker, each the leader of its own session, all dying with this one."""
 
@@ -77,22 +58,22 @@ class LocalExecutor:
         self._assignment = assignment
         self._workers: dict[int, Worker] = {}
         self._selector = selectors.DefaultSelector()
-        # Another mark each time, or the reaper of a killed coordinator would end our workers too.
-        self._mark = f"{assignment.run_id}-{os.urandom(4).hex()}"
-        self._reaper = Reaper(self._mark)
         self._releasing: list[_Release] = []
         self._not_started: list[WorkerDied] = []
         #: By slot. They have not imported the target, so the device is still their predecessor's.
-        self._spares: dict[int, _Started] = {}
+        self._spares: dict[int, Begun] = {}
         self._has_functions = any(t.kind == "function" for t in assignment.targets.values())
         self._groups: MemoryGroups | None = None
         self._may_group = True
         self._logs: set[str] = set()
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
-        processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
-        # Never written to: when we end, however we end, the kernel kills the groups of workers.
-        self._lifeline, self._our_end = os.pipe()
+        head_start = assignment.head_start
+        if head_start is None or head_start.run_id != assignment.run_id:
+            processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
+            head_start = HeadStart(assignment.run_id)
+        self._mark, self._lifeline, self._our_end, self._spares = head_start.hand_over()
+        self._reaper = Reaper(self._mark)
 
     # ------------------------------------------------------------------ the five questions
 
@@ -103,10 +84,11 @@ class LocalExecutor:
             return log.name
         log_start = log.stat().st_size if log.exists() else 0
         spare = self._spares.pop(slot.slot_id, None)
-        if spare is not None and spare.process.poll() is not None:
-            spare.close()  # something has killed it
+        if spare is not None and (spare.slot != slot or spare.process.poll() is not None):
+            spare.end()  # begun ahead for another placement, or something has killed it
             spare = None
-        process, ours, memory = spare or self._begin(slot)
+        _, process, ours, memory = spare or self._begin(slot)
+        log.touch()  # one that was begun ahead opens it only when it is told which it is
 
         def want_write(wanted: bool) -> None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
@@ -135,23 +117,10 @@ class LocalExecutor:
         worker.channel.send(wire.pack([wire.SETUP], canonical.encode(setup)))
         return log.name
 
-    def _begin(self, slot: SlotSpec) -> _Started:
-        """Start a process for a worker; it imports nothing of the user's before it is set up."""
-        ours, theirs = socket.socketpair()
-        environment = environment_of(slot, self._mark)
-        memory = held_results.make()
-        try:
-            with theirs, self._assignment.folder.worker_log(slot.slot_id).open("ab") as output:
-                process = start_worker(
-                    theirs, output.fileno(), self._lifeline, environment, self._assignment.python,
-                    memory,
-                )  # fmt: skip
-        except BaseException:
-            ours.close()
-            if memory is not None:
-                os.close(memory)
-            raise
-        return _Started(process, ours, None if memory is None else held_results.share(memory))
+    def _begin(self, slot: SlotSpec) -> Begun:
+        about = self._assignment
+        with about.folder.worker_log(slot.slot_id).open("ab") as output:
+            return begin_worker(slot, self._mark, output.fileno(), self._lifeline, about.python)
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
         worker = self._workers.get(worker_id)
@@ -244,9 +213,7 @@ class LocalExecutor:
             processes.signal_group(worker.process.pid, processes.KILL)
         sessions = [worker.process.pid for worker in self._workers.values()]
         for spare in self._spares.values():
-            processes.signal_group(spare.process.pid, processes.KILL)
-            spare.process.wait()
-            spare.close()
+            spare.end()
         for worker in list(self._workers.values()):
             self._forget(worker)
         processes.end_marked(self._mark, sessions)

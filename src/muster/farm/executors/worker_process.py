@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from muster.base.errors import SetupError, UsageError
 from muster.base.metric_log import METRICS_FILE
 from muster.base.modules import FINDER, Interpreter
-from muster.base.processes import RUN_MARKER, out_of_memory_kills
+from muster.base.processes import KILL, RUN_MARKER, out_of_memory_kills, signal_group
 from muster.base.settings import (
     CHECKPOINT_DIR,
     TASK_DIR,
@@ -184,13 +185,54 @@ def _in(python: str, code: str) -> list[str]:
     return [python, "-c", f"ours = {places!r}\n{FINDER}{code}"]
 
 
+class Begun(NamedTuple):
+    """A process that waits to be told what it is to do, our end of its channel, and where its
+    results wait. ``slot``: whose environment it has.
+    """
+
+    slot: SlotSpec
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    memory: mmap.mmap | None
+
+    def end(self) -> None:
+        """End it: it is not needed, and has begun nothing."""
+        signal_group(self.process.pid, KILL)
+        self.process.wait()
+        self.socket.close()
+        if self.memory is not None:
+            self.memory.close()
+
+
+def begin_worker(
+    slot: SlotSpec, mark: str, output: int, lifeline: int,
+    python: Path | None = None, ahead: str = "",
+) -> Begun:  # fmt: skip
+    """Start a process for a worker of ``slot``; see `start_worker`. It imports nothing of the
+    user's before it is set up. ``mark``: see `environment_of`.
+    """
+    ours, theirs = socket.socketpair()
+    memory = held_results.make()
+    try:
+        with theirs:
+            environment = environment_of(slot, mark)
+            process = start_worker(theirs, output, lifeline, environment, python, memory, ahead)
+    except BaseException:
+        ours.close()
+        if memory is not None:
+            os.close(memory)
+        raise
+    return Begun(slot, process, ours, None if memory is None else held_results.share(memory))
+
+
 def start_worker(
     theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str],
-    python: Path | None = None, memory: int | None = None,
+    python: Path | None = None, memory: int | None = None, ahead: str = "",
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
     holds the other end of ``lifeline``. ``python``: another interpreter than this one. ``memory``:
-    where its results may wait, see `held_results`.
+    where its results may wait, see `held_results`. ``ahead``: a module to import before it is set
+    up; it opens its log itself then.
     """
     argv = [sys.executable, "-m", "muster.farm.worker.main"]
     if python is not None:
@@ -200,7 +242,14 @@ def start_worker(
         argv += ["PLACE", str(os.getpid())]
         return _start_on_windows(argv, theirs, settings)
     passed = [theirs.fileno(), lifeline, *([] if memory is None else [memory])]
-    argv += [str(passed[0]), str(os.getpid()), *map(str, passed[1:])]
+    argv += [
+        str(passed[0]),
+        str(os.getpid()),
+        str(lifeline),
+        "-" if memory is None else str(memory),
+    ]
+    if ahead:
+        argv.append(ahead)
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

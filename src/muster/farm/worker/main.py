@@ -1,13 +1,15 @@
-"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE [MEMORY]]``.
+"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE MEMORY [MODULE]]``.
 
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
-standard output and error already go to the slot's log when it starts.
+standard output and error already go to the slot's log when it starts; where it is begun ahead, with
+a module to import meanwhile, they do so once it is told which slot it has.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -42,18 +44,23 @@ def main(argv: list[str]) -> int:
         os.close(int(argv[2]))
     # A segmentation fault leaves the Python stack in the log, from where it is reported.
     faulthandler.enable()
-    held = Held(share(int(argv[3]))) if len(argv) > 3 else None
+    # A coordinator from before an update gives no memory, and reads only what it knows.
+    memory, ahead = argv[3:4], argv[4:]
+    held = Held(share(int(memory[0]))) if memory not in ([], ["-"]) else None
     inbox = Inbox(_connect(argv[0]), held)
     inbox.start()
-    setup = canonical.decode(inbox.take_setup())
-    if setup["is_piloted"]:
-        _leave_signals_to_the_pilot()
-
     # What is imported stays: the collector would spend a tenth of the time on it. A target may turn
     # it off or set its threshold on import, and that stays so. Nothing is frozen: what an import
     # leaves behind in a cycle may hold memory, of a GPU too, and goes with the first collection.
     threshold = gc.get_threshold()[0]
     gc.set_threshold(_NEVER)
+    for name in ahead:
+        importlib.import_module(name)
+    setup = canonical.decode(inbox.take_setup())
+    if ahead:
+        _print_to(setup["log"])
+    if setup["is_piloted"]:
+        _leave_signals_to_the_pilot()
     try:
         targets = {int(i): decode(TargetSpec, spec) for i, spec in setup["targets"].items()}
         folder, log, spare = RunFolder(Path(setup["folder"])), Path(setup["log"]), None
@@ -88,7 +95,6 @@ def main(argv: list[str]) -> int:
         return _leave()
     performer.generators.watch_imports()
     inbox.send(wire.pack([wire.READY]))
-    # A coordinator from before an update gives no memory, and reads only what it knows.
     _serve(inbox, performer, wire.pack_finished if held is None else wire.pack_plain)
     inbox.flush()
     return _leave()
@@ -112,6 +118,13 @@ def _leave() -> int:
     """End with an exit code at once: no thread of the user's and no broken device may delay it."""
     faulthandler.dump_traceback_later(_LEAVE_S, exit=True)
     return 0
+
+
+def _print_to(log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
 
 
 def _leave_signals_to_the_pilot() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
 from muster.base.modules import load_plugin, plugins
 from muster.base.shown_text import count
+from muster.pipeline.stages import EngineError as EngineError
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,10 +62,6 @@ class Completion:
 
 class RequestError(Exception):
     """This prompt cannot be answered (too long, refused by the server): record it and go on."""
-
-
-class EngineError(Exception):
-    """The engine is broken or gone; its requests may be repeated on a fresh one."""
 
 
 @dataclass(frozen=True, kw_only=True)
