@@ -1,4 +1,4 @@
-"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE MEMORY [MODULE]]``.
+"""A worker: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE MEMORY [MODULE]]``.
 
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
 standard output and error already go to the slot's log when it starts; where it is begun ahead, with
