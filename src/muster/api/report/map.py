@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,7 @@ from muster.api.report.content import Block, Health, Table, Text, facts_of
 from muster.api.report.figures import drawn
 from muster.api.report.sweep import Content, pictures_of
 from muster.api.runs import Run
-from muster.base.codec import read_json, write_json
-from muster.base.errors import MusterError
+from muster.base.codec import read_object, write_json
 from muster.base.shown_text import count
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.run.folder import RunFolder
@@ -78,10 +76,7 @@ def _of_recipe(
 ) -> tuple[Mapping[str, Any], list[Path], list[Text]]:
     published = read_published(folder)
     if maker is None or published is None or not Path(published.output).exists():
-        summary: Mapping[str, Any] = {}
-        with suppress(MusterError):
-            found = read_json(folder.table_csv.with_suffix(".json"), "summary")
-            summary = found if isinstance(found, dict) else {}
+        summary = read_object(folder.table_csv.with_suffix(".json"))
         return summary, sorted(folder.figures.glob("*.png")), []
     from muster.pipeline.sinks.formats import read_output
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MusterError, UsageError
-from muster.cli.values import wants_slurm
+from muster.cli.values import starts_ranks
 from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.run.folder import RunFolder
 
@@ -57,17 +57,13 @@ _COMMON = (
     "restart", "dry_run", "quiet", "json",
 )  # fmt: skip
 _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
-# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:
     began = time.monotonic()
     with ExitStack() as stack:
         supervisor = None
-        # A program may have such flags too; its supervisor is then started a moment later.
-        is_later = any(word.partition("=")[0] in _NO_START for word in argv)
-        if argv and not wants_slurm(argv) and not is_later:
+        if starts_ranks(argv):
             supervisor = stack.enter_context(start_supervisor(forks="--start=fork" in argv))
         return _run(flags_of_run(argv), ("muster", "run", *argv), supervisor, began)
 

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
-from muster.cli.values import wants_slurm
+from muster.base.flags import wants_help
+from muster.cli.values import starts_ranks
 from muster.gang.handle import SupervisorHandle, start_supervisor
 from muster.gang.topology import read_topology
 
@@ -37,15 +38,11 @@ Examples:
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
   muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
-# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:
     began = time.monotonic()
-    is_later = any(word.partition("=")[0] in _NO_START for word in argv)
-    is_wanted = bool(argv) and not wants_slurm(argv) and not is_later
-    with _supervisor(is_wanted=is_wanted) as supervisor:
+    with _supervisor(is_wanted=starts_ranks(argv)) as supervisor:
         return _train(flags_of_train(argv), ("muster", "train", *argv), supervisor, began)
 
 
@@ -183,7 +180,7 @@ Examples:
 def verify(argv: list[str]) -> int:
     with ExitStack() as stack:
         supervisor = None
-        if argv and not any(word in ("-h", "--help", "--help-all") for word in argv):
+        if argv and not wants_help(argv):
             supervisor = stack.enter_context(start_supervisor(forks=True))
         return _verify(argv, supervisor)
 
