@@ -92,10 +92,13 @@ def changed_files(before: Code, now: Code) -> list[str]:
     return sorted((*gone, *other, *new))
 
 
-def check_same_code(before: Code, now: Code, folder: Path) -> None:
-    """PlanMismatchError where the work in ``folder`` was done by another code, with the files."""
+def check_same_code(before: Code, now: Code, folder: Path, as_before: Code | None = None) -> None:
+    """PlanMismatchError where the work in ``folder`` was done by another code, with the files.
+
+    ``as_before``: the same code as an earlier version would have recorded it, in other files.
+    """
     files = changed_files(before, now)
-    if not files:
+    if not files or (as_before is not None and not changed_files(before, as_before)):
         return
     more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
     raise PlanMismatchError(

@@ -56,6 +56,15 @@ def read_json(path: Path, what: str) -> Any:
         raise SetupError(f"Cannot read the {what} at {path}: {error.strerror}.") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file that may be missing or damaged, and says nothing then: {}."""
+    try:
+        found = read_json(path, path.name)
+    except SetupError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_record(
     path: Path, what: str, shape: Mapping[str, type | tuple[type, ...]]
 ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ what these cannot say.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, get_args, get_type_hints
@@ -112,6 +112,11 @@ def kind_of_word(word: str, *, is_ours: bool = True) -> Literal["flag", "value",
 def own_words(words: Sequence[str]) -> list[str]:
     """The words before ``--``, which are Muster's and not those of a program."""
     return list(takewhile(lambda word: kind_of_word(word) != "end", words))
+
+
+def wants_help(words: Iterable[str]) -> bool:
+    """Whether one of these words asks for help, before anything is parsed."""
+    return not {"-h", "--help", "--help-all", "--help_all"}.isdisjoint(words)
 
 
 def _is_number(word: str) -> bool:

@@ -234,6 +234,11 @@ def without_secrets(text: str) -> str:
     return _LOOKS_SECRET.sub(_hidden, text)
 
 
+def safe_line(text: str, most: int = _MOST_CHARS) -> str:
+    """`one_line` without what looks like a secret."""
+    return one_line(without_secrets(text[: 8 * most]), most)
+
+
 def _hidden(found: re.Match[str]) -> str:
     if not _is_secret(found):
         return found[0]

@@ -25,7 +25,7 @@ from stat import S_ISSOCK
 from typing import IO, Any, NamedTuple
 
 from muster.base.errors import EXIT_OK, SetupError, UsageError
-from muster.base.flags import own_words
+from muster.base.flags import own_words, wants_help
 from muster.base.settings import child_environment, read_settings
 from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted
@@ -45,7 +45,7 @@ def asked(words: Sequence[str]) -> list[str]:
     """The words of a command that are Muster's and not its program's, where they say ``--detach``;
     else none."""
     ours = own_words(words)
-    if "--detach" not in ours or {"-h", "--help", "--help-all"} & set(ours):
+    if "--detach" not in ours or wants_help(ours):
         return []
     from muster.cli.main import PROGRAM_FOLLOWS, read_command
 

@@ -57,8 +57,7 @@ def _headline(folder: ExperimentFolder, phases: Sequence[PhaseStatus], state: st
 def _rows(phases: Sequence[PhaseStatus]) -> list[list[str]]:
     rows = []
     for one in phases:
-        total = "?" if one.num_total is None else f"{one.num_total:,}"
-        amount = "" if one.num_done is None else f"{one.num_done:,}/{total} {one.unit}".rstrip()
+        amount = output.amount(one.num_done, one.num_total, one.unit)
         rows.append([one.name, one.command, one.state, amount, one.why.partition("\n")[0]])
     return rows
 

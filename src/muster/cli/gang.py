@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from muster.api.gangs.gang import GangPlan
-from muster.api.gangs.work import GangAudience, GangEnding
+from muster.api.gangs.work import GangAudience, GangEnding, GangWork
 from muster.api.start.limits import LimitOptions
 from muster.api.start.options import GangOptions
 from muster.base.clock import human_duration
@@ -21,7 +21,7 @@ from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, UsageErr
 from muster.base.flags import Flag
 from muster.base.shown_text import count
 from muster.cli import output
-from muster.cli.flags import ShownFlags, refuse_without_effect
+from muster.cli.flags import ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
 from muster.cli.parse import Parsed
 from muster.gang.topology import Meeting, read_meeting
@@ -189,6 +189,19 @@ def _last_line(path: Path, ending: GangEnding, seconds: float) -> str:
         word = "failed"
     again = f", with {count(ending.restarts, 'restart')}" if ending.restarts else ""
     return f"{path}: {word} after {seconds:.1f} s{again}{next_step}"
+
+
+def gang_on_slurm(
+    work: GangWork, options: GangOptions, parsed: Parsed, typed: Sequence[str]
+) -> SlurmGang:
+    """What is sent to SLURM. ``typed``: the command line that goes into the record."""
+    from muster.api.slurm.gang import SlurmGang
+
+    assert options.slurm is not None
+    return SlurmGang(
+        folder=work.folder, request=options.slurm, kind=work.kind, restart=options.restart,
+        renew=work.renewal(options, typed), of=job_digest(parsed),
+    )  # fmt: skip
 
 
 def run_on_slurm(gang: SlurmGang, flags: Any) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from muster.api.recipe import MapRecipe
 from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.errors import TargetError, UsageError
-from muster.base.flags import Flag
+from muster.base.flags import Flag, wants_help
 from muster.base.shown_text import shell_word
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
@@ -120,7 +120,7 @@ def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
         groups = {"recipe": recipe.config, **COMMON}
     elif name:
         groups = {**_own(name, words), **COMMON}
-    elif {"-h", "--help", "--help-all", "--help_all"} & set(words):
+    elif wants_help(words):
         groups = {"place": StagesPlace, **COMMON}
     else:
         raise UsageError(

@@ -127,6 +127,12 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     ]
 
 
+def amount(num_done: int | None, num_total: int | None, unit: str) -> str:
+    """``3/? chunks``; empty where nothing is counted."""
+    total = "?" if num_total is None else f"{num_total:,}"
+    return "" if num_done is None else f"{num_done:,}/{total} {unit}".rstrip()
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

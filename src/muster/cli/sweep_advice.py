@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.api.sweeps.workload import Workload
 from muster.base.errors import MusterError, UsageError
+from muster.base.flags import wants_help
 from muster.base.modules import names_at_top, read_source
 from muster.base.shown_text import shell_word
 from muster.base.target import parse_target
@@ -31,7 +32,7 @@ def refuse_program(target: str, words: Sequence[str], takes: Callable[[str], int
             hint=f"an experiment file is started by muster start {shell_word(target)}; the sweep "
             f"file of W&B is read by --from-wandb {shell_word(target)}.",
         )
-    if ":" in target or "-h" in words or "--help" in words:
+    if ":" in target or wants_help(words):
         return
     line = as_program(target, words, takes)
     if line is None:

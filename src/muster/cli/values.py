@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from muster.base.errors import MusterError, UsageError, nearest
-from muster.base.flags import kind_of_word, own_words
+from muster.base.flags import kind_of_word, own_words, wants_help
 
 _SCRIPTS = (".py", ".sh")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*(\{[\w./-]+\}[\w@%+=:./-]*)*")
@@ -36,6 +36,19 @@ def wants_slurm(words: Sequence[str]) -> bool:
     """Whether ``--on slurm`` is among them, before anything is parsed."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     return any(word == "--on=slurm" or (word, value) == ("--on", "slurm") for word, value in pairs)
+
+
+#: What starts no ranks here and now: ranks of other hosts, or those after a wait for GPUs, which
+#: may take days; a supervisor has torch in its memory.
+_NO_RANKS = {"--dry-run", "--dry_run", "--wait", "--hosts"}
+
+
+def starts_ranks(words: Sequence[str]) -> bool:
+    """Whether a command starts ranks here, as far as can be told before anything is parsed. A
+    program may have such flags too; its supervisor is then started a moment later.
+    """
+    said = {word.partition("=")[0] for word in words}
+    return bool(words) and not (wants_slurm(words) or wants_help(words) or said & _NO_RANKS)
 
 
 def is_script(word: str) -> bool:

@@ -146,6 +146,14 @@ def tasks_that_fit(most_mib: float | None) -> int | None:
     )
 
 
+def within_memory(placement: Placement, most_mib: float | None, cpu_count: int) -> Placement:
+    """The placement with as many workers as this machine has memory for.
+
+    Raises UsageError where not even one fits.
+    """
+    return with_memory(placement, tasks_that_fit(most_mib), most_mib, cpu_count)
+
+
 def with_memory(
     placement: Placement, most: int | None, most_mib: float | None, cpu_count: int
 ) -> Placement:

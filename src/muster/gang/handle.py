@@ -13,6 +13,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import IO
 
 from muster.base import processes
@@ -73,6 +74,16 @@ class SupervisorHandle(contextlib.AbstractContextManager["SupervisorHandle"]):
         self.words.close()
         self._reaper.dismiss()
         processes.set_subreaper(self._was_subreaper)
+
+
+@contextlib.contextmanager
+def supervising(*, is_wanted: bool, forks: bool) -> Iterator[SupervisorHandle | None]:
+    """A context with a supervisor that is starting up, if it ``is_wanted``."""
+    if not is_wanted:
+        yield None
+        return
+    with start_supervisor(forks=forks) as supervisor:
+        yield supervisor
 
 
 def start_supervisor(*, forks: bool = False) -> SupervisorHandle:

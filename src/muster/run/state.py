@@ -9,17 +9,10 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from muster.base.codec import read_json
-from muster.base.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REQUEUE,
-    EXIT_USAGE,
-    MusterError,
-)
+from muster.base.codec import read_object
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from muster.base.journal import last_lines, read_journal
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
@@ -92,8 +85,8 @@ def _of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks, *, is_running:
     known = tasks.done + tasks.failed + tasks.cancelled + tasks.open + tasks.stopped
     total: int | None = known
     if not tasks.is_whole:
-        planned = _planned(folder)
-        total = None if planned is None else max(planned, known)
+        planned = last_start(folder).begin.get("tasks")
+        total = max(planned, known) if isinstance(planned, int) else None
     word = "running" if is_running else _word_of_tasks(folder, record, tasks)
     return State(word, tasks.done + tasks.stopped, total, unit)
 
@@ -102,7 +95,7 @@ def _word_of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks) -> Word:
     if tasks.open or not tasks.is_whole:
         ended = (tasks.done, tasks.failed, tasks.stopped)
         known = ended if tasks.is_whole else (*ended, tasks.cancelled, tasks.open)
-        return "stopped" if any(known) or _last(folder, "start") is not None else "not begun"
+        return "stopped" if any(known) or last_start(folder).begin else "not begun"
     if tasks.cancelled:
         return "cancelled"
     if tasks.failed:
@@ -116,7 +109,7 @@ def _word_of_ranks(folder: RunFolder) -> Word:
     if is_between_starts(folder):
         return "starting again"
     code = last_ending(folder)
-    if code is None and _last(folder, "start") is None:
+    if code is None and not last_start(folder).begin:
         # An older muster trained here, in its caller's process, and kept no journal of it.
         has_steps = folder.metrics.exists() and folder.metrics.stat().st_size > 0
         return (
@@ -140,7 +133,7 @@ def has_saved(folder: RunFolder) -> bool:
 
 def last_word(folder: RunFolder) -> dict[str, Any]:
     """What a rank has left behind about how it ended: `ending`, and perhaps `message`."""
-    return _object(folder.ending_json, "last word of the ranks")
+    return read_object(folder.ending_json)
 
 
 def _training(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] | None:
@@ -148,10 +141,10 @@ def _training(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] | Non
 
     None for a folder in which nothing was trained.
     """
-    picture = _object(folder.status_json)
+    picture = read_object(folder.status_json)
     if is_running and picture:
         return picture
-    if results := _object(folder.training_results):
+    if results := read_object(folder.training_results):
         return results
     for line in reversed(last_lines(folder.metrics, 50)):
         with suppress(ValueError, RecursionError):
@@ -177,15 +170,6 @@ def live_picture(folder: RunFolder) -> Mapping[str, Any] | None:
     return live if is_whole else None
 
 
-def _object(path: Path, what: str = "state of a training") -> dict[str, Any]:
-    """A small file of the run that may be missing or damaged, and says nothing then."""
-    with suppress(MusterError):
-        found = read_json(path, what)
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
 def _steps_of(trained: Mapping[str, Any], record: RunRecord) -> tuple[int, int | None]:
     """The steps that are done, and of how many; for an agent, those of its environments."""
     if record.kind == "agent":
@@ -202,44 +186,60 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+class Start(NamedTuple):
+    """What the journal of a run tells of one of its starts on one node, line by line. ``end`` is
+    empty where nothing tells of an end: it was killed, or is at work.
+    """
+
+    node: int
+    lines: list[dict[str, Any]]
+
+    @property
+    def begin(self) -> dict[str, Any]:
+        return next((line for line in self.lines[:1] if line.get("event") == "start"), {})
+
+    @property
+    def end(self) -> dict[str, Any]:
+        return next((line for line in reversed(self.lines) if line.get("event") == "end"), {})
+
+
+def starts_of(folder: RunFolder) -> list[Start]:
+    """The starts of a run, of all its nodes, in the order in which they began."""
+    found: list[Start] = []
+    last: dict[int, Start] = {}
+    for line in read_journal(folder.events):
+        node = line.get("node", 0)
+        node = node if isinstance(node, int) else -1  # damaged, and of no node
+        if line.get("event") == "start" or node not in last:
+            last[node] = Start(node, [])
+            found.append(last[node])
+        last[node].lines.append(line)
+    return found
+
+
+def last_start(folder: RunFolder) -> Start:
+    """The last start on the first node; one without lines where the journal tells of none."""
+    return next((one for one in reversed(starts_of(folder)) if one.node == 0), Start(0, []))
+
+
 def last_ending(folder: RunFolder) -> int | None:
     """The exit code of the last start of a gang; None where it has not ended, or never began."""
-    last = _last(folder, "start", "end")
-    if last is None or last["event"] != "end":
-        return None
-    code = last.get("exit_code")
+    code = last_start(folder).end.get("exit_code")
     return code if isinstance(code, int) else None
 
 
 def is_between_starts(folder: RunFolder) -> bool:
     """Whether ranks have ended only to begin again, perhaps on other devices, and are about to."""
     try:
-        is_recent = time.time() - folder.events.stat().st_mtime < _BETWEEN_STARTS_S
+        if time.time() - folder.events.stat().st_mtime >= _BETWEEN_STARTS_S:
+            return False
     except OSError:
         return False
-    last = _last(folder, "start", "end") if is_recent else None
-    if last is None or last["event"] != "end":
-        return False
-    return bool(last.get("is_moving") or last.get("starts_again"))
+    end = last_start(folder).end
+    return bool(end.get("is_moving") or end.get("starts_again"))
 
 
 def last_report(folder: RunFolder) -> tuple[str, ...]:
     """What the launcher said when the last start of a gang ended badly."""
-    last = _last(folder, "start", "end")
-    report = last.get("report") if last is not None and last["event"] == "end" else None
+    report = last_start(folder).end.get("report")
     return tuple(map(str, report)) if isinstance(report, list) else ()
-
-
-def _planned(folder: RunFolder) -> int | None:
-    start = _last(folder, "start")
-    tasks = start.get("tasks") if start is not None else None
-    return tasks if isinstance(tasks, int) else None
-
-
-def _last(folder: RunFolder, *events: str) -> dict[str, Any] | None:
-    """The last of these events in the run's journal, on its first node."""
-    found = None
-    for line in read_journal(folder.events):
-        if line.get("event") in events and line.get("node", 0) == 0:
-            found = line
-    return found

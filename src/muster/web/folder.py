@@ -95,12 +95,8 @@ class Folder:
 
     def changed_s(self) -> float:
         """Unix time: when something was last written down about it; 0.0 where that is unknown."""
-        paths = (self.folder.run_json, self.folder.events, self.folder.ledger)
-        found = [0.0]
-        for path in paths:
-            with suppress(OSError):
-                found.append(path.stat().st_mtime)
-        return max(found)
+        stamp = stamp_of(self.folder.ledger)
+        return max(self.folder.last_at_work_s, 0.0 if stamp is None else stamp[0] / 1e9)
 
     def remembered(
         self, name: str, stamp: object, make: Callable[[], _T], every_s: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ from muster.base.shown_text import shell_word
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import is_between_starts
+from muster.run.state import is_between_starts, last_start
 from muster.slurm.commands import RefusedError, elements_of, job_status, read_job
 
 if TYPE_CHECKING:
@@ -174,23 +174,25 @@ def end_of(run: Run | ExperimentFolder) -> End:
     array = array_of(last, asks_slurm=False)
     if array is not None and array.num_begun:
         return _end_of_array(path, status, array)
-    events = list(_starts_and_ends(last.folder))
-    if status.state == "not begun" and not events:
+    lines = last_start(last.folder).lines
+    told = [line for line in lines if line.get("event") in ("start", "end", "over")]
+    if status.state == "not begun" and not told:
         raise UsageError(
             f"{path} has not begun.", hint=f"start it with: muster resume {shell_word(path)}"
         )
-    word, code, error = events[-1] if events else ("end", None, "")
-    limit = _limit(last.folder)
-    if word == "start":
+    end = told[-1] if told else {}
+    if end.get("event") == "start":
         return End(EXIT_SOME_FAILED, f"{path}: {_KILLED} {_go_on(last)}")
-    if code is None:
+    code = end.get("exit_code")
+    if not isinstance(code, int):
         code = _CODES.get(status.state, EXIT_REQUEUE)
     if code == EXIT_OK and path != last.path:
         return End(EXIT_REQUEUE, f"{path}: stopped between two stages; {_go_on(last)}")
-    if error:
-        return End(code, f"{path}: {error}")
+    if end.get("error"):
+        return End(code, f"{path}: {end['error']}")
     if code in (EXIT_REQUEUE, EXIT_INTERRUPTED) and status.state not in ("cancelled", "done"):
-        why = f" ({limit})" if limit else ""
+        limits = [str(line.get("text")) for line in lines if line.get("event") == "limit"]
+        why = f" ({limits[-1].partition(PAUSES)[0]})" if limits else ""
         how = "saved, and stopped" if status.state == "saved" else status.state
         return End(code, f"{path}: {how} before all was done{why}; {_go_on(last)}")
     if code != EXIT_OK and status.state != "cancelled":
@@ -236,23 +238,6 @@ _CODES: dict[str, int] = {
     "done": EXIT_OK, "failed": EXIT_SOME_FAILED, "cancelled": EXIT_SOME_FAILED,
     "not written": EXIT_SOME_FAILED,
 }  # fmt: skip
-
-
-def _starts_and_ends(folder: RunFolder) -> Iterator[tuple[str, int | None, str]]:
-    for line in read_journal(folder.events):
-        if line.get("event") in ("start", "end", "over") and line.get("node", 0) == 0:
-            code = line.get("exit_code")
-            error = str(line.get("error") or "")
-            yield str(line["event"]), code if isinstance(code, int) else None, error
-
-
-def _limit(folder: RunFolder) -> str:
-    """What paused the last start by itself; "" where nothing did."""
-    found = ""
-    for line in read_journal(folder.events):
-        if line.get("event") in ("start", "limit"):
-            found = str(line.get("text") or "").partition(PAUSES)[0]
-    return found
 
 
 def _go_on(run: Run) -> str:

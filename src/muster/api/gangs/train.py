@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -22,7 +21,7 @@ from muster.api.start.options import GangOptions
 from muster.base.atomic_files import write_atomic
 from muster.base.cells import name_of, placed
 from muster.base.code import Code, code_of
-from muster.base.codec import as_read_back, plain, read_json, to_json, write_json
+from muster.base.codec import as_read_back, plain, read_json, read_object, to_json, write_json
 from muster.base.errors import (
     EXIT_OK,
     MusterError,
@@ -173,7 +172,9 @@ def run_training(
         ending = _until_it_ends(job, options, audience, supervisor, requests)
         if ending.word.get("ending") == "refused":
             raise _Refused(ending.word)
-        results = _results(folder) if ending.exit_code == EXIT_OK else None
+        results = None
+        if ending.exit_code == EXIT_OK:
+            results = read_object(folder.training_results) or None
         tell_task(results)
         if results is not None and folder.plan_json.is_file():
             from muster.plan.compare import write_comparison
@@ -369,10 +370,3 @@ def tell_task(results: Mapping[str, Any] | None) -> None:
         if isinstance(value, int | float)
     }
     write_json(file, {**found, "steps": results["steps"]})
-
-
-def _results(folder: RunFolder) -> Mapping[str, Any] | None:
-    with suppress(MusterError):
-        results: Mapping[str, Any] = read_json(folder.training_results, "results of the training")
-        return results
-    return None

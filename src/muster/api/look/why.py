@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from muster.api.look.listing import array_of, ended_job, job_of, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
@@ -25,7 +25,7 @@ from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import has_saved, last_word
+from muster.run.state import has_saved, last_start, last_word
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -198,31 +198,21 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     """
     if status.state in ("done", "not begun", "queued", "starting again"):
         return
-    since = _last_start(run.folder)
+    start = last_start(run.folder)
     if status.is_running:
-        yield from [str(event["text"]) for event in since if event.get("text")][-_MOST_NOTES:]
+        yield from [str(one["text"]) for one in start.lines if one.get("text")][-_MOST_NOTES:]
         return
-    ends = [event for event in since if event.get("event") == "end"]
-    if since and not ends:
+    if start.lines and not start.end:
         yield "Its process was killed (kill -9, out of memory), or its machine went down."
-    for event in since:
+    for event in start.lines:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
-    if ends and (name := ends[-1].get("stopped_by")):
+    if name := start.end.get("stopped_by"):
         yield f"{name} ended it."
-    elif any(event.get("event") == "wish" for event in since):
+    elif any(event.get("event") == "wish" for event in start.lines):
         yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
     if status.state == "refused" and (message := last_word(run.folder).get("message")):
         yield str(message)
-
-
-def _last_start(folder: RunFolder) -> list[dict[str, Any]]:
-    """The events of the first node since it started last."""
-    found: list[dict[str, Any]] = []
-    for event in read_journal(folder.events):
-        if event.get("node", 0) == 0:
-            found = [event] if event.get("event") == "start" else [*found, event]
-    return found
 
 
 def _again(run: Run, *, cancelled: bool = False) -> str:
@@ -241,8 +231,9 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
     yield from dict.fromkeys(
         _ADVICE[Outcome(one.outcome)] for one in found if one.failed and one.outcome in _ADVICE
     )
-    if not status.is_running and (error := (_last_start(run.folder) or [{}])[-1].get("error")):
-        _, _, hint = str(error).partition(_HINT)
+    since = last_start(run.folder).lines
+    if since and not status.is_running:
+        _, _, hint = str(since[-1].get("error")).partition(_HINT)
         yield from [hint] if hint else []
     if any(one.unit == "records" for one in found):
         yield f"the records that were rejected: {run.folder.errors_jsonl}"
@@ -256,7 +247,7 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
         case "not collected":
             yield f"muster collect {quoted}"
         case "failed" if stored.is_gang:
-            if any(event.get("stall") for event in _last_start(run.folder)):
+            if any(event.get("stall") for event in since):
                 yield f"see where each rank stood: {run.folder.logs}/rank-*.stack"
             rank = failed_rank(run.folder)
             yield f"muster logs {quoted}" + ("" if rank is None else f" {rank}")

@@ -6,7 +6,7 @@ Functions that read the run folder say so; the others are pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ from muster.base.shown_text import count, hide_secrets
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
-from muster.run.state import last_ending
+from muster.run.state import last_ending, last_report, starts_of
 
 _MOST_FAILURES = 20
 _MOST_EXAMPLES = 200
@@ -120,12 +120,10 @@ def gang_failures(folder: RunFolder) -> list[Block]:
     """The report of the last start, and the errors that its ranks wrote down. Reads the folder."""
     from muster.gang.blame import read_rank_error
 
-    ends = [line for line in read_journal(folder.events) if line.get("event") == "end"]
     blocks: list[Block] = []
-    report = ends[-1].get("report") if ends else None
-    if report:
-        blocks += [Text(str(report[0])), Listing("Report of the last start", "\n".join(report))]
-    if ends and ends[-1].get("exit_code") == EXIT_OK:
+    if report := last_report(folder):
+        blocks += [Text(report[0]), Listing("Report of the last start", "\n".join(report))]
+    if last_ending(folder) == EXIT_OK:
         return blocks
     for path in sorted(folder.logs.glob("rank-*.error.json"))[:_MOST_FAILURES]:
         error = None
@@ -227,10 +225,11 @@ def time_facts(folder: RunFolder) -> Facts | None:
 
     A start without an end was killed: how long it worked is not known, and the page says so.
     """
-    starts = list(_starts(folder))
+    starts = [one for one in starts_of(folder) if one.node == 0 and moment(one.begin) is not None]
     if not starts:
         return None
-    known = [seconds for _, seconds in starts if seconds is not None]
+    ended = [one for one in starts if moment(one.end) is not None]
+    known = [(moment(one.end) or 0.0) - (moment(one.begin) or 0.0) for one in ended]
     parts = []
     if known:  # the journal knows whole seconds
         parts.append(f"about {human_duration(max(1.0, sum(known)))}")
@@ -238,39 +237,17 @@ def time_facts(folder: RunFolder) -> Facts | None:
         parts.append(f"{count(len(starts) - len(known), 'start')} without a known end")
     facts = {
         "starts": len(starts),
-        "last start": starts[-1][0],
+        "last start": starts[-1].begin["time"],
         "time at work": ", and ".join(parts),
     }
     return facts_of("Time", facts)
 
 
-def _starts(folder: RunFolder) -> Iterator[tuple[str, float | None]]:
-    """When node 0 started, and for how many seconds it worked."""
-    begun: str | None = None
-    for line in read_journal(folder.events):
-        if line.get("node", 0) != 0 or _moment(line.get("time")) is None:
-            continue
-        if line.get("event") == "start":
-            if begun is not None:
-                yield begun, None
-            begun = line["time"]
-        elif line.get("event") == "end" and begun is not None:
-            yield begun, _seconds_between(begun, line["time"])
-            begun = None
-    if begun is not None:
-        yield begun, None
-
-
-def _seconds_between(begin: object, end: object) -> float:
-    first, last = _moment(begin), _moment(end)
-    return 0.0 if first is None or last is None else (last - first).total_seconds()
-
-
-def _moment(text: object) -> datetime | None:
-    """The time in ``text``; None where it is not a time with its zone, as in a damaged line."""
-    with suppress(ValueError):
-        found = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return found if found is not None and found.tzinfo is not None else None
+def moment(line: Mapping[str, Any]) -> float | None:
+    """When a line of the journal was written (seconds since 1970); None for a damaged one."""
+    with suppress(ValueError, OverflowError):
+        found = datetime.fromisoformat(str(line.get("time")))
+        return found.timestamp() if found.tzinfo is not None else None
     return None
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster import plotting
 from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.recipe import MapRecipe
 from muster.api.report.about import Effort, failure_blocks, record_failures
 from muster.api.report.content import Block, Health, Table, Text, facts_of
-from muster.api.report.figures import drawn
 from muster.api.report.sweep import Content, pictures_of
 from muster.api.runs import Run
-from muster.base.codec import read_json, write_json
-from muster.base.errors import MusterError
+from muster.base.codec import read_object, write_json
 from muster.base.shown_text import count
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.run.folder import RunFolder
@@ -75,33 +73,38 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
 
 def _of_recipe(
     folder: RunFolder, maker: MapMaker | None, place: RunFolder
-) -> tuple[Mapping[str, Any], list[Path], list[Text]]:
+) -> tuple[Mapping[str, Any], list[Path], list[Block]]:
     published = read_published(folder)
     if maker is None or published is None or not Path(published.output).exists():
-        summary: Mapping[str, Any] = {}
-        with suppress(MusterError):
-            found = read_json(folder.table_csv.with_suffix(".json"), "summary")
-            summary = found if isinstance(found, dict) else {}
+        summary = read_object(folder.table_csv.with_suffix(".json"))
         return summary, sorted(folder.figures.glob("*.png")), []
+    sink = dataclasses.replace(maker.output, path=Path(published.output))
+    remarks: list[Block] = []
+    numbers, figures = recipe_of_output(
+        maker._replace(output=sink), place, lambda text: remarks.append(Text(text))
+    )
+    return numbers, figures, remarks
+
+
+def recipe_of_output(
+    maker: MapMaker, place: RunFolder, remark: Callable[[str], None]
+) -> tuple[Mapping[str, Any], list[Path]]:
+    """Write a recipe's own numbers and figures of an output into ``place``. ``remark`` hears where
+    matplotlib is missing.
+    """
     from muster.pipeline.sinks.formats import read_output
 
     recipe, config, sink = maker
-    sink = dataclasses.replace(sink, path=Path(published.output))
-
-    def records() -> Iterator[dict[str, Any]]:
-        return read_output(sink)
-
     numbers: Mapping[str, Any] = {}
     figures: list[Path] = []
-    remarks: list[Any] = []
     if recipe.summarise is not None:
-        numbers = recipe.summarise(config, records())
+        numbers = recipe.summarise(config, read_output(sink))
         write_json(place.table_csv.with_suffix(".json"), numbers)
     if recipe.draw is not None:
-        draw = recipe.draw
         place.figures.mkdir(exist_ok=True)
-        figures, remarks = drawn(lambda: draw(config, records(), place.figures))
-    return numbers, figures, remarks
+        with plotting.or_remark(remark):
+            figures = recipe.draw(config, read_output(sink), place.figures)
+    return numbers, figures
 
 
 def stage_folders(folder: RunFolder) -> list[RunFolder]:

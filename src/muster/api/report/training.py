@@ -14,11 +14,11 @@ from muster.api.report.content import Block, Table, Text, facts_of, flat, table_
 from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured, drawn
 from muster.api.report.sweep import Content, drawn_curves, pictures_of
 from muster.api.runs import Run
-from muster.base.codec import read_json
-from muster.base.errors import MusterError
+from muster.base.codec import read_object
 from muster.base.journal import read_journal
 from muster.base.shown_text import count
 from muster.run.folder import RunFolder
+from muster.run.state import last_start, starts_of
 
 Results = Mapping[str, Any]
 #: Parts of the results that have a place of their own.
@@ -30,7 +30,7 @@ def training_content(run: Run, place: RunFolder) -> Content:
     """Draw what a training recorded into ``place`` and say what is in it."""
     folder, stored = run.folder, run.stored
     state, health = gang_state(folder, run.status())
-    results = read_results(folder)
+    results = read_object(folder.training_results)
     lines = list(read_journal(folder.metrics))
     figures, remarks = drawn(lambda: _draw(folder, place, results, lines))
     pictures = [
@@ -204,35 +204,22 @@ def _csv_blocks(path: Path) -> Iterator[Block | None]:
 
 def _starts(folder: RunFolder) -> tuple[int, Table | None]:
     """How many ranks the last start had on node 0, and a row per start."""
-    rows: list[dict[str, Any]] = []
-    num_ranks = 0
-    for line in read_journal(folder.events):
-        if line.get("event") == "start":
-            ranks = line.get("ranks", [])
-            num_ranks = len(ranks) if line.get("node", 0) == 0 else num_ranks
-            rows.append(
-                {
-                    "start": line["time"],
-                    "node": line.get("node", 0),
-                    "ranks": len(ranks),
-                    "devices": ", ".join(ranks),
-                    "end": None,
-                    "exit code": None,
-                    "restarts": None,
-                    "stopped by": None,
-                    "stall": None,
-                }
-            )
-        elif line.get("event") == "end":
-            mine = [row for row in rows if row["node"] == line.get("node", 0)]
-            if mine:
-                mine[-1] |= {
-                    "end": line["time"],
-                    "exit code": line["exit_code"],
-                    "restarts": line.get("restarts", 0),
-                    "stopped by": line.get("stopped_by"),
-                    "stall": line.get("stall"),
-                }
+    starts = [one for one in starts_of(folder) if one.begin]
+    rows = [
+        {
+            "start": one.begin["time"],
+            "node": one.node,
+            "ranks": len(one.begin.get("ranks", [])),
+            "devices": ", ".join(one.begin.get("ranks", [])),
+            "end": one.end.get("time"),
+            "exit code": one.end.get("exit_code"),
+            "restarts": one.end.get("restarts", 0) if one.end else None,
+            "stopped by": one.end.get("stopped_by"),
+            "stall": one.end.get("stall"),
+        }
+        for one in starts
+    ]
+    num_ranks = len(last_start(folder).begin.get("ranks", []))
     return num_ranks, table_of("Starts", rows, whole=folder.events)
 
 
@@ -251,14 +238,6 @@ def _lead(spec: Mapping[str, Any], results: Results, lines: Sequence[Mapping[str
         f"{what}: {name}, {count(results['parameters'], 'parameter')}, on {ranks} "
         f"({results['device']}{strategy}); ended because of: {results['ended_because']}."
     )
-
-
-def read_results(folder: RunFolder) -> Results:
-    """What a training has written at its end; empty before, and where that is damaged."""
-    with suppress(MusterError):
-        found = read_json(folder.training_results, "results of the training")
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:

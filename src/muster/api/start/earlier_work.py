@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.atomic_files import explain_os_error, sync_folder
-from muster.base.code import Code, changed_files, check_same_code
+from muster.base.code import Code, check_same_code
 from muster.base.codec import read_record
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
@@ -23,9 +23,8 @@ from muster.run.session import is_held, open_run
 def check_code(
     folder: RunFolder, now: Code, as_before: Code | None = None, *, may_change: bool
 ) -> None:
-    """Raise PlanMismatchError where the work in ``folder`` was done by another code than ``now``.
-
-    ``as_before``: the same code as an earlier version would have recorded it, in other files.
+    """Raise PlanMismatchError where the work in ``folder`` was done by another code than ``now``;
+    ``as_before`` as in ``check_same_code``.
 
     The one rule for runs of every kind. It is no part of opening a run: what counts as work stands
     in ledgers and checkpoints, of which `run` knows nothing, and a dry run asks as well.
@@ -38,8 +37,8 @@ def check_code(
         code = read_run(array).code
     elif folder.exists():
         code = _code_of_work(folder)
-    if code is not None and (as_before is None or changed_files(code, as_before)):
-        check_same_code(code, now, (array or folder).path)
+    if code is not None:
+        check_same_code(code, now, (array or folder).path, as_before)
 
 
 def _code_of_work(folder: RunFolder) -> Code | None:

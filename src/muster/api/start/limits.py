@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from muster.base.clock import human_duration
-from muster.base.codec import read_json, write_json
+from muster.base.codec import read_object, write_json
 from muster.base.errors import EXIT_REQUEUE, MusterError, UsageError, check_ranges
 from muster.base.flags import Flag, parse_duration
 from muster.base.signals import Requests
@@ -312,8 +312,5 @@ def _hint(folder: RunFolder, found: Reached) -> str:
 
 def spent_hours(folder: RunFolder) -> float:
     """The device hours that starts with a limit have used."""
-    with contextlib.suppress(MusterError):
-        found = read_json(folder.spent_json, "hours used")
-        hours = found.get("gpu_hours") if isinstance(found, dict) else None
-        return float(hours) if isinstance(hours, int | float) and hours >= 0 else 0.0
-    return 0.0
+    hours = read_object(folder.spent_json).get("gpu_hours")
+    return float(hours) if isinstance(hours, int | float) and hours >= 0 else 0.0

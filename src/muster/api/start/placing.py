@@ -18,7 +18,7 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
-from muster.devices.packing import MOST_PER_GPU, tasks_that_fit, with_memory
+from muster.devices.packing import MOST_PER_GPU, within_memory
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
@@ -138,12 +138,11 @@ def take_devices(
         wait=wait_of(options, say),
     )
     try:  # after the wait, when others may have given memory back
-        most = tasks_that_fit(options.memory_mib)
+        placement = within_memory(placement, options.memory_mib, settings.cpu_count)
     except UsageError:
         for lease in leases:
             lease.release()
         raise
-    placement = with_memory(placement, most, options.memory_mib, settings.cpu_count)
     used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
     for lease in leases:
         if lease.uuid not in used:
@@ -173,8 +172,7 @@ def would_take(options: SweepOptions, settings: Settings, *, now: bool = False) 
         waits=options.wait_s > 0,
         now=now,
     )
-    most = tasks_that_fit(options.memory_mib)
-    return with_memory(placement, most, options.memory_mib, settings.cpu_count)
+    return within_memory(placement, options.memory_mib, settings.cpu_count)
 
 
 def would_place(

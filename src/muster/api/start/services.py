@@ -28,7 +28,7 @@ from muster.api.start.options import GangOptions, SweepOptions
 from muster.base import processes
 from muster.base.errors import MusterError
 from muster.base.settings import Settings
-from muster.base.shown_text import count, one_line, without_secrets
+from muster.base.shown_text import count, one_line, safe_line
 from muster.base.signals import Interrupted, Requests, stop_code
 from muster.run.folder import RunFolder
 
@@ -198,7 +198,7 @@ class Notifier:
         if cause in self._told:
             return
         self._told.add(cause)
-        text = without_secrets(one_line(text, MOST_TEXT))
+        text = safe_line(text, MOST_TEXT)
         whole = RunFolder(self._folder.whole)
         path = str(whole.path.absolute())
         message = Message(cause, one_line(whole.name), path, self._host, text, exit_code)

@@ -18,7 +18,6 @@ from muster.api.sweeps.plans import stored_options
 from muster.api.sweeps.workload import Workload, for_python, plan_id_of
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import own_words
-from muster.base.journal import read_journal
 from muster.base.settings import read_settings
 from muster.base.shown_text import command_line, shell_word
 from muster.devices.placement import Placement
@@ -29,7 +28,7 @@ from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
 from muster.run.session import is_held, open_run
-from muster.run.state import is_between_starts
+from muster.run.state import is_between_starts, last_start
 
 #: All that is added goes in by one transaction, during which a run at work does nothing else.
 _MOST_AT_WORK = 50_000
@@ -244,8 +243,7 @@ def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Placement) -> None:
     """UsageError where a run with GPUs would be given CPU workers, because here is no GPU."""
-    starts = [line for line in read_journal(folder.events) if line.get("event") == "start"]
-    labels: list[Any] = (starts[-1].get("workers") if starts else None) or [""]
+    labels: list[Any] = last_start(folder).begin.get("workers") or [""]
     had_gpus = str(labels[0]).startswith("cuda")
     is_auto = device_request(options).kind == "auto"
     if had_gpus and is_auto and placement.slots[0].kind == "cpu":

@@ -14,9 +14,8 @@ from muster.api.trackers.feed import Source
 from muster.api.trackers.metrics import RankLines
 from muster.api.trackers.tracker import Ended, Ending, Point, Tracked
 from muster.base.code import code_id
-from muster.base.codec import read_json
-from muster.base.errors import MusterError, TargetError
-from muster.base.journal import read_journal
+from muster.base.codec import read_object
+from muster.base.errors import TargetError
 from muster.base.metric_log import LATEST_S, PROCESS, TIME, as_number, step_of_line
 from muster.base.shown_text import hide_secrets
 from muster.farm.canonical import decode, encode, task_label
@@ -28,7 +27,7 @@ from muster.farm.task import TaskState
 from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, read_run
-from muster.run.state import Tasks, state_of
+from muster.run.state import Tasks, starts_of, state_of
 
 _FRAMES_AT_ONCE = 500
 _POINTS_AT_ONCE, _ENDS_AT_ONCE = 10_000, 500
@@ -174,7 +173,7 @@ class MapSource(LedgerSource):
 
         return _end_of_run(
             self._folder, self._record, known, is_over=is_over, tasks=tasks,
-            result=lambda: _json(self._folder.published_json),
+            result=lambda: read_object(self._folder.published_json),
         )  # fmt: skip
 
     def num_after(self, mark: Any) -> int:
@@ -214,7 +213,7 @@ class GangSource:
         self, known: Collection[tuple[int, int]], *, is_over: bool
     ) -> list[tuple[tuple[int, int], Ended]]:
         def result() -> dict[str, Any]:
-            found = _json(self._folder.training_results)
+            found = read_object(self._folder.training_results)
             found.pop("evaluations", None)  # they are points
             return found
 
@@ -296,7 +295,7 @@ def _end_of_run(
     result: Callable[[], dict[str, Any]],
 ) -> list[tuple[tuple[int, int], Ended]]:
     """How what is one tracked run has ended, if it has and that is not ``known``."""
-    key = (0, sum(line.get("event") == "start" for line in read_journal(folder.events)))
+    key = (0, sum(bool(one.begin) for one in starts_of(folder)))
     if not is_over or key in known:
         return []
     word = state_of(folder, record, tasks(), is_running=False).word
@@ -378,11 +377,3 @@ def _possible(when: Any) -> float:
 def _ending(word: str) -> Ending:
     endings: Mapping[str, Ending] = {"done": "done", "failed": "failed", "refused": "failed"}
     return endings.get(word, "stopped")
-
-
-def _json(path: Any) -> dict[str, Any]:
-    with suppress(MusterError):
-        found = read_json(path, "results")
-        if isinstance(found, dict):
-            return found
-    return {}

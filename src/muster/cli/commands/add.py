@@ -21,6 +21,7 @@ from muster.api.sweeps.adding import (
 from muster.api.sweeps.plans import check_same_plan, go_to, workload_over
 from muster.api.sweeps.workload import Workload
 from muster.base.errors import SetupError, UsageError
+from muster.base.flags import wants_help
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.commands import resume
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> int:
         place = {"place": RunPlace, **_GROUPS}
         run = find_run(parse_groups(place, argv, "add", _HELP, common=_FIRST).place.run)
     before, here = None, Path.cwd()
-    if not {"-h", "--help", "--help-all"} & set(words):
+    if not wants_help(words):
         check_may_grow(run)
     run = Run(run.path.absolute())
     if run.stored.argv and not (run.stored.is_gang or run.stored.is_map):

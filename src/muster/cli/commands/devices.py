@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from muster.base.clock import human_duration
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
-from muster.base.journal import read_journal
 from muster.base.settings import read_settings
 from muster.base.shown_text import count
 from muster.cli import output
@@ -23,6 +22,7 @@ from muster.devices.placement import busy_reason
 from muster.devices.queue_rules import read_rules
 from muster.devices.tickets import own_uid, user_name, who_floods
 from muster.devices.waiting import Line, look, reason
+from muster.run.state import last_start
 
 if TYPE_CHECKING:
     from muster.api.runs import Run
@@ -161,10 +161,9 @@ def _show_run(run: Run, *, as_json: bool) -> int:
 
 def _ranks(run: Run, *, is_running: bool) -> list[dict[str, str]]:
     """The devices of ranks, as the last start has written them down."""
-    starts = [line for line in read_journal(run.folder.events) if line.get("event") == "start"]
-    if not (is_running and run.stored.is_gang and starts):
+    if not (is_running and run.stored.is_gang):
         return []
-    labels = starts[-1].get("ranks") or []
+    labels = last_start(run.folder).begin.get("ranks") or []
     return [
         {"slot": str(label), "state": "running", "task": f"rank {rank}"}
         for rank, label in enumerate(labels)

@@ -94,7 +94,9 @@ def list_runs(argv: list[str]) -> int:
         state = word_of(found, array)
         records.append({**asdict(found), "state": state})
         num_failed = found.counts["failed"]
-        rows.append([found.name, state, _amount(found), f"{num_failed:,}", created])
+        unit = "" if found.unit == "tasks" else found.unit
+        amount = output.amount(found.num_done, found.num_total, unit)
+        rows.append([found.name, state, amount, f"{num_failed:,}", created])
     if flags.json:
         output.say_json(records)
     elif rows:
@@ -291,14 +293,6 @@ def _rank_errors(run: Run) -> int:
             output.say(f"  {frame}")
         output.say(f"  what it printed: muster logs {shell_word(run.path)} {rank}")
     return 0
-
-
-def _amount(found: Status) -> str:
-    if found.num_done is None:
-        return ""
-    total = "?" if found.num_total is None else f"{found.num_total:,}"
-    unit = f" {found.unit}" if found.unit != "tasks" else ""
-    return f"{found.num_done:,}/{total}{unit}"
 
 
 def _total(found: Status) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -119,28 +119,13 @@ def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[st
     recipe = parsed.recipe
     if recipe is None or mapped.output is None:
         return {}, []
-    from muster import plotting
-    from muster.base.codec import write_json
-    from muster.pipeline.sinks.formats import read_output
+    from muster.api.report.map import MapMaker, recipe_of_output
     from muster.run.folder import RunFolder
 
-    folder = RunFolder(mapped.path)
     assert parsed.job is not None
-    sink = parsed.job.output
-
-    def rows() -> Iterator[dict[str, Any]]:
-        return read_output(sink)
-
-    summary: dict[str, Any] = {}
-    made: list[str] = []
-    if recipe.summarise is not None:
-        summary = recipe.summarise(parsed.config, rows())
-        write_json(folder.table_csv.with_suffix(".json"), summary)
-    if recipe.draw is not None:
-        folder.figures.mkdir(exist_ok=True)
-        with plotting.or_remark(output.complain):
-            made = [str(path) for path in recipe.draw(parsed.config, rows(), folder.figures)]
-    return summary, made
+    maker = MapMaker(recipe, parsed.config, parsed.job.output)
+    summary, made = recipe_of_output(maker, RunFolder(mapped.path), output.complain)
+    return summary, [*map(str, made)]
 
 
 def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MusterError, UsageError
-from muster.cli.values import wants_slurm
-from muster.gang.handle import SupervisorHandle, start_supervisor
+from muster.cli.values import starts_ranks
+from muster.gang.handle import SupervisorHandle, supervising
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -57,18 +57,12 @@ _COMMON = (
     "restart", "dry_run", "quiet", "json",
 )  # fmt: skip
 _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
-# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:
     began = time.monotonic()
-    with ExitStack() as stack:
-        supervisor = None
-        # A program may have such flags too; its supervisor is then started a moment later.
-        is_later = any(word.partition("=")[0] in _NO_START for word in argv)
-        if argv and not wants_slurm(argv) and not is_later:
-            supervisor = stack.enter_context(start_supervisor(forks="--start=fork" in argv))
+    is_wanted = starts_ranks(argv)
+    with supervising(is_wanted=is_wanted, forks="--start=fork" in argv) as supervisor:
         return _run(flags_of_run(argv), ("muster", "run", *argv), supervisor, began)
 
 
@@ -77,11 +71,9 @@ def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -
     the job that this command, as it was handed in, has become.
     """
     began = time.monotonic()
-    with ExitStack() as stack:
-        supervisor = None
-        if node is not None and not parsed.shown.dry_run:
-            forks = parsed.given("options").get("start") == "fork"
-            supervisor = stack.enter_context(start_supervisor(forks=forks))
+    is_wanted = node is not None and not parsed.shown.dry_run
+    forks = parsed.given("options").get("start") == "fork"
+    with supervising(is_wanted=is_wanted, forks=forks) as supervisor:
         return _run(parsed, typed, supervisor, began, node)
 
 
@@ -123,8 +115,7 @@ def _run(
 
 def slurm_gang(parsed: Parsed) -> SlurmGang:
     """What is sent to SLURM where the flags say so."""
-    script, options = read_run(parsed)
-    return _on_nodes(parsed, script, options, parsed.argv())
+    return _on_nodes(parsed, *read_run(parsed), parsed.argv())
 
 
 def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType({})) -> Parsed:
@@ -172,23 +163,14 @@ def _on_nodes(
 ) -> SlurmGang:
     from muster.api.gangs.program import check_script, check_there, code_of_script
     from muster.api.gangs.work import GangWork
-    from muster.api.slurm.gang import SlurmGang
-    from muster.cli.flags import job_digest
+    from muster.cli.gang import gang_on_slurm
 
-    assert options.slurm is not None
     check_there(script)
     given = options.run_dir
     folder = RunFolder(given) if given else _folder_of_job(script, options)
     check_script(folder, script, options)
     work = GangWork(folder=folder, program=script, code=code_of_script(script))
-    return SlurmGang(
-        folder=folder,
-        request=options.slurm,
-        kind=work.kind,
-        restart=options.restart,
-        renew=work.renewal(options, typed),
-        of=job_digest(parsed),
-    )
+    return gang_on_slurm(work, options, parsed, typed)
 
 
 def _folder_of_job(script: Script, options: GangOptions) -> RunFolder:

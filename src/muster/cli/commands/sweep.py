@@ -19,7 +19,7 @@ from muster.api.start.placing import placement_lines
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError, nearest
-from muster.base.flags import Flag
+from muster.base.flags import Flag, wants_help
 from muster.base.shown_text import shell_word
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
@@ -284,7 +284,7 @@ def run_and_sum_up(
 
 
 def _help_or_complain(words: list[str]) -> NoReturn:
-    if {"-h", "--help", "--help-all", "--help_all"} & set(words):
+    if wants_help(words):
         parse_groups({"place": TargetPlace, **GROUPS}, words, "sweep", _help(), common=_FIRST)
     for word in possible_targets(words, GROUPS.values):  # behind a flag that only the recipe has
         if nearest(word, names_of(Recipe), cutoff=0.65):

@@ -5,7 +5,6 @@ it away.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from muster.api.sweeps.search_state import again, export_study, read_search
 from muster.api.trackers.guard import track
 from muster.api.trackers.metrics import Summary, only, summary_of, write_points
 from muster.api.trackers.tracker import read_trackers
+from muster.base.codec import read_object
 from muster.base.errors import EXIT_SOME_FAILED, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import count, shell_word
@@ -131,11 +131,8 @@ def export(argv: list[str]) -> int:
 
 
 def _output_of_map(run: Run) -> str:
-    try:
-        place = json.loads(run.folder.published_json.read_bytes())["output"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return "It is not written yet."
-    return f"It is at {place}."
+    place = read_object(run.folder.published_json).get("output")
+    return "It is not written yet." if place is None else f"It is at {place}."
 
 
 _HELP = """Show the best trials of a search, also while it runs.

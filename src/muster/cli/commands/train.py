@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
-from muster.cli.values import wants_slurm
-from muster.gang.handle import SupervisorHandle, start_supervisor
+from muster.base.flags import wants_help
+from muster.cli.values import starts_ranks
+from muster.gang.handle import SupervisorHandle, supervising
 from muster.gang.topology import read_topology
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ Examples:
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
   muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
-# Not for other hosts, nor while it waits for GPUs, which may take days: it has torch in its memory.
-_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run", "--wait", "--hosts")
 
 
 def main(argv: list[str]) -> int:
     began = time.monotonic()
-    is_later = any(word.partition("=")[0] in _NO_START for word in argv)
-    is_wanted = bool(argv) and not wants_slurm(argv) and not is_later
-    with _supervisor(is_wanted=is_wanted) as supervisor:
+    with _supervisor(is_wanted=starts_ranks(argv)) as supervisor:
         return _train(flags_of_train(argv), ("muster", "train", *argv), supervisor, began)
 
 
@@ -61,13 +58,9 @@ def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -
         return _train(parsed, typed, supervisor, began, node)
 
 
-@contextmanager
-def _supervisor(*, is_wanted: bool) -> Iterator[SupervisorHandle | None]:
-    if not is_wanted or read_topology() is not None:
-        yield None
-        return
-    with start_supervisor(forks=sys.platform == "linux") as supervisor:
-        yield supervisor
+def _supervisor(*, is_wanted: bool) -> AbstractContextManager[SupervisorHandle | None]:
+    is_wanted = is_wanted and read_topology() is None
+    return supervising(is_wanted=is_wanted, forks=sys.platform == "linux")
 
 
 def _train(
@@ -143,15 +136,10 @@ def _on_nodes(
     job: TrainJob, options: GangOptions, typed: Sequence[str], flags: Parsed
 ) -> SlurmGang:
     from muster.api.gangs.train import check_job
-    from muster.api.slurm.gang import SlurmGang
-    from muster.cli.flags import job_digest
+    from muster.cli.gang import gang_on_slurm
 
-    assert options.slurm is not None
     check_job(job, options)
-    return SlurmGang(
-        folder=job.folder, request=options.slurm, kind=job.kind, restart=options.restart,
-        renew=job.work().renewal(options, typed), of=job_digest(flags),
-    )  # fmt: skip
+    return gang_on_slurm(job.work(), options, flags, typed)
 
 
 def _say_outcome(done: Trained, seconds: float) -> None:
@@ -181,10 +169,8 @@ Examples:
 
 
 def verify(argv: list[str]) -> int:
-    with ExitStack() as stack:
-        supervisor = None
-        if argv and not any(word in ("-h", "--help", "--help-all") for word in argv):
-            supervisor = stack.enter_context(start_supervisor(forks=True))
+    is_wanted = bool(argv) and not wants_help(argv)
+    with supervising(is_wanted=is_wanted, forks=True) as supervisor:
         return _verify(argv, supervisor)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from muster.api.trackers.metrics import Series
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.base.shown_text import one_line, without_secrets
+from muster.base.shown_text import safe_line
 from muster.farm.canonical import csv_cell
 from muster.web.content import (
     curves,
@@ -40,12 +40,7 @@ _POINTS = 10_000
 def task_rows(folder: Folder, query: Query) -> Rows:
     """The rows of the table, with the filter and in the order of the page."""
     folder.expect_tasks()
-    return folder.table.parts(
-        sort=query.text("sort"),
-        descending=query.text("desc") == "1",
-        text=query.text("filter"),
-        state=query.text("state"),
-    )
+    return folder.table.parts(**task.chosen(query))
 
 
 def curve_rows(folder: Folder, query: Query) -> Rows:
@@ -206,4 +201,4 @@ class Defects:
             if kind in self._said or len(self._said) >= _MOST_SAID:
                 return
             self._said.add(kind)
-        self._tell(one_line(without_secrets(f"A page failed: {kind}: {str(error)[:500]}")))
+        self._tell(safe_line(f"A page failed: {kind}: {str(error)[:500]}"))

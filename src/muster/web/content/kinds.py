@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,18 +18,18 @@ from muster.api.look.ranks import rank_failures
 from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.report.about import rejects
 from muster.api.report.map import stage_folders
-from muster.api.report.training import read_results, result_tables
+from muster.api.report.training import result_tables
 from muster.api.runs import Status
 from muster.api.sweeps.search_state import SearchState, read_search
 from muster.api.sweeps.search_view import importance, view
-from muster.base.codec import read_json
-from muster.base.errors import MusterError, UsageError
-from muster.base.journal import read_journal
+from muster.base.codec import read_object
+from muster.base.errors import UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
+from muster.run.state import last_start, starts_of
 from muster.web.content.curves import curves_of, in_order
 from muster.web.content.plain import block, finite, line, listing
 from muster.web.folder import Folder, opened
@@ -59,7 +58,7 @@ def of_training(folder: Folder, query: Query) -> dict[str, Any]:
     if not stored.is_gang:
         raise UsageError(f"{folder.path} is {stored.kind_name}: it has tasks, and no ranks.")
     curves = curves_of(folder)
-    results = read_results(folder.folder)
+    results = read_object(folder.folder.training_results)
     said = {**results, **_mapping(results.get("measured")), **(status.training or {})}
     blocks = []
     with suppress(LookupError, TypeError, ValueError, AttributeError):  # a damaged record
@@ -82,10 +81,9 @@ def _ranks(
 ) -> list[dict[str, Any]]:
     """The ranks of the last start, over all nodes."""
     starts: dict[int, list[str]] = {}
-    for event in read_journal(folder.events):
-        ranks, node = event.get("ranks"), event.get("node", 0)
-        if event.get("event") == "start" and isinstance(ranks, list) and isinstance(node, int):
-            starts[node] = list(map(str, ranks))
+    for start in starts_of(folder):
+        if isinstance(ranks := start.begin.get("ranks"), list) and start.node >= 0:
+            starts[start.node] = list(map(str, ranks))
     labels = [(node, label) for node in sorted(starts) for label in starts[node]][:_MOST_RANKS]
     errors = rank_failures(folder).errors
     has_nodes = len(starts) > 1
@@ -106,22 +104,18 @@ def _ranks(
 def _sampled(folder: RunFolder) -> dict[int, dict[str, float]]:
     """What each rank was at, in seconds, as the supervisor saw it once a second: of the last start,
     and in one order for all. Empty where nobody looked."""
-    with suppress(MusterError):
-        found = _mapping(read_json(folder.rank_phases, "time of the ranks"))
-        known = {
-            int(rank): {line(word): finite(s) or 0.0 for word, s in _mapping(each).items()}
-            for rank, each in found.items()
-            if rank.isdigit()
-        }
-        total = Counter[str]()
-        for each in known.values():
-            total.update(each)
-        words = [word for word, _ in total.most_common() if word != "the rest"] + ["the rest"]
-        return {
-            rank: {word: each[word] for word in words if word in each}
-            for rank, each in known.items()
-        }
-    return {}
+    known = {
+        int(rank): {line(word): finite(s) or 0.0 for word, s in _mapping(each).items()}
+        for rank, each in read_object(folder.rank_phases).items()
+        if rank.isdigit()
+    }
+    total = Counter[str]()
+    for each in known.values():
+        total.update(each)
+    words = [word for word, _ in total.most_common() if word != "the rest"] + ["the rest"]
+    return {
+        rank: {word: each[word] for word in words if word in each} for rank, each in known.items()
+    }
 
 
 def _phases(said: Mapping[str, Any], seconds: float) -> dict[str, float]:
@@ -153,11 +147,8 @@ def _figures(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _stall(folder: RunFolder) -> dict[str, str] | None:
     """What held the last start up, and where its ranks stood."""
-    last: Mapping[str, Any] = {}
-    for event in read_journal(folder.events):
-        if event.get("event") in ("start", "end"):
-            last = event
-    if not last.get("stall"):
+    stall = last_start(folder).end.get("stall")
+    if not stall:
         return None
     stacks = []
     for path in sorted(folder.logs.glob("rank-*.stack"))[:_MOST_STACKS]:
@@ -165,11 +156,11 @@ def _stall(folder: RunFolder) -> dict[str, str] | None:
             with opened(folder.path, f"logs/{path.name}") as file:
                 text = file.read(_MOST_STACK).decode("utf-8", "replace")
             stacks += [f"{path.stem}\n{text}"] if text.strip() else []
-    return {"text": line(str(last["stall"])), "stacks": listing("\n".join(stacks))}
+    return {"text": line(str(stall)), "stacks": listing("\n".join(stacks))}
 
 
 def _checkpoints(folder: RunFolder) -> list[dict[str, Any]]:
-    best = _step_in(folder.checkpoints / "best.json")
+    best = read_object(folder.checkpoints / "best.json").get("step")
     found = []
     for path in folder.checkpoints.glob("step-*"):
         number = path.name.removeprefix("step-")
@@ -181,13 +172,6 @@ def _checkpoints(folder: RunFolder) -> list[dict[str, Any]]:
                     "when": path.stat().st_mtime, "best": int(number) == best,
                 })  # fmt: skip
     return sorted(found, key=lambda one: int(one["step"]))
-
-
-def _step_in(path: Path) -> int | None:
-    with suppress(MusterError):
-        step = _mapping(read_json(path, "checkpoint")).get("step")
-        return step if isinstance(step, int) else None
-    return None
 
 
 def _evaluations(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from muster.api.runs import Run
 from muster.api.start.options import GangOptions, SweepOptions
 from muster.api.sweeps.adding import shown_additions
 from muster.base.clock import SystemClock
-from muster.base.codec import read_json
+from muster.base.codec import read_json, read_object
 from muster.base.errors import MusterError
 from muster.base.flags import Flag, kind_of_word
 from muster.base.shown_text import command_line, hide_secrets
@@ -259,7 +259,7 @@ def options(stored: RunRecord) -> list[dict[str, Any]]:
 
 def _compared(path: Path) -> list[dict[str, Any]]:
     """What was predicted beside what the run took; empty where nothing was, or nothing ended."""
-    lines = _object(path).get("lines")
+    lines = read_object(path).get("lines")
     return [
         {
             "name": line(str(one.get("name"))),
@@ -274,7 +274,7 @@ def _compared(path: Path) -> list[dict[str, Any]]:
 
 def _planned(path: Path) -> list[dict[str, Any]]:
     """What `muster plan` has predicted for a run that has not ended, by number of devices."""
-    rows = _object(path).get("predictions")
+    rows = read_object(path).get("predictions")
     return [
         {"devices": plain(one.get("num_devices")), "name": line(name), "predicted": plain(value)}
         for one in (rows if isinstance(rows, list) else ())
@@ -295,10 +295,3 @@ def _verified(path: Path) -> list[dict[str, Any]]:
         for one in rows[:_MOST_FINDINGS]
         if isinstance(one, Mapping)
     ]
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    with suppress(MusterError):
-        found = read_json(path, path.name)
-        return found if isinstance(found, Mapping) else {}
-    return {}

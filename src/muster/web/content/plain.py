@@ -10,7 +10,7 @@ import orjson
 
 from muster.api.report.content import Block as Block
 from muster.api.report.content import Facts, Listing, Picture, Table, Text, in_words
-from muster.base.shown_text import clean_text, hide_secrets, one_line, without_secrets
+from muster.base.shown_text import clean_text, hide_secrets, safe_line, without_secrets
 
 _MOST_CHARS = 500
 #: Of a traceback or a log the last lines are read; what is longer is cut in front.
@@ -55,7 +55,7 @@ def plain(value: Any) -> Any:
 
 def line(text: str, most: int = _MOST_CHARS) -> str:
     """A text on one line, without controls and without what looks like a secret."""
-    return one_line(without_secrets(text[: 8 * most]), most)
+    return safe_line(text, most)
 
 
 def listing(text: str) -> str:

@@ -15,14 +15,14 @@ import numpy as np
 
 from muster.api.look.why import verdict
 from muster.api.maps.publish import Tally, tally
+from muster.api.report.about import moment
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
 from muster.api.sweeps.search_state import read_search
 from muster.api.sweeps.search_view import budget
 from muster.base.clock import SystemClock
-from muster.base.codec import read_json
+from muster.base.codec import read_object
 from muster.base.errors import MusterError
-from muster.base.journal import read_journal
 from muster.base.settings import read_settings
 from muster.devices.inventory import Holder
 from muster.devices.leases import LeaseHeld, holders
@@ -32,6 +32,7 @@ from muster.monitor.sample import Row, Sample, Sampler
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 from muster.run.session import is_held
+from muster.run.state import starts_of
 from muster.web.content.curves import decimate
 from muster.web.content.plain import finite, line, share
 from muster.web.folder import Folder, Folders
@@ -330,25 +331,22 @@ def _cost(folder: Folder) -> dict[str, Any]:
     """The devices of the last starts, and for how many hours GPUs were held, from the journal. What
     a start without an end has held is not known, unless it holds it now.
     """
-    devices: dict[object, list[str]] = {}
-    begun: dict[object, tuple[float, int]] = {}
+    devices: dict[int, list[str]] = {}
     held_s, has_gpus = 0.0, False
-    for event in read_journal(folder.folder.events):
-        node, when = str(event.get("node", 0)), _seconds(event.get("time"))
-        if event.get("event") == "start":
-            labels = event.get("workers") or event.get("ranks")
-            labels = labels if isinstance(labels, list) else []
-            devices[node] = [line(str(one), 60) for one in labels[:_MOST_DEVICES]]
-            num = len({number for one in labels for number in gpus_in(str(one))})
-            has_gpus |= num > 0
-            begun[node] = when, num
-        elif event.get("event") == "end" and node in begun:
-            since, num = begun.pop(node)
-            held_s += max(0.0, when - since) * num
-    if is_held(folder.folder):
-        held_s += sum(
-            max(0.0, SystemClock().wall_s() - since) * num for since, num in begun.values()
-        )
+    starts = [start for start in starts_of(folder.folder) if start.begin]
+    last = {start.node: start for start in starts}
+    now_s = SystemClock().wall_s() if is_held(folder.folder) else None
+    for start in starts:
+        labels = start.begin.get("workers") or start.begin.get("ranks")
+        labels = labels if isinstance(labels, list) else []
+        devices[start.node] = [line(str(one), 60) for one in labels[:_MOST_DEVICES]]
+        num = len({number for one in labels for number in gpus_in(str(one))})
+        has_gpus |= num > 0
+        begun_s, ended_s = moment(start.begin), moment(start.end)
+        if ended_s is None and start is last[start.node]:
+            ended_s = now_s
+        if begun_s is not None and ended_s is not None:
+            held_s += max(0.0, ended_s - begun_s) * num
     return {
         "devices": [one for each in devices.values() for one in each],
         "gpu_hours": held_s / 3600 if has_gpus else None,
@@ -365,20 +363,9 @@ def gpus_in(label: str) -> list[str]:
     return numbers.partition("/")[0].split("+") if kind == "cuda" else []
 
 
-def _seconds(text: object) -> float:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-
-
 def picture(folder: Folder) -> dict[str, Any]:
     """The last picture that the run's own process has drawn of it; empty where there is none."""
-    with suppress(MusterError):
-        found = read_json(folder.folder.status_json, "status")
-        if isinstance(found, dict):
-            return found
-    return {}
+    return read_object(folder.folder.status_json)
 
 
 def eta_s(live: dict[str, Any]) -> list[float] | None:

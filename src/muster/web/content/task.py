@@ -109,14 +109,16 @@ def _files(run: RunFolder, place: Path, front: str) -> list[dict[str, Any]]:
 
 def table(folder: Folder, query: Query) -> dict[str, Any]:
     folder.expect_tasks()
-    return folder.table.page(
-        sort=query.text("sort"),
-        descending=query.text("desc") == "1",
-        text=query.text("filter"),
-        state=query.text("state"),
-        offset=query.number("offset", 0, 0, 10**9),
-        limit=query.number("limit", 200, 1, _MOST_ROWS),
-    )
+    offset, limit = query.number("offset", 0, 0, 10**9), query.number("limit", 200, 1, _MOST_ROWS)
+    return folder.table.page(**chosen(query), offset=offset, limit=limit)
+
+
+def chosen(query: Query) -> dict[str, Any]:
+    """Which rows of the table are wanted, in which order."""
+    return {
+        "sort": query.text("sort"), "descending": query.text("desc") == "1",
+        "text": query.text("filter"), "state": query.text("state"),
+    }  # fmt: skip
 
 
 def log(folder: Folder, query: Query) -> dict[str, Any]:
