@@ -142,15 +142,12 @@ class Pace:
         self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
         self._is_last = False  # what waits is in the order that ends soonest
 
-    def learn(self, ended: Iterable[tuple[Task, float]]) -> None:
-        """What tasks have taken, in seconds, in the order in which they ended."""
-        means = self._mean_s
-        for task, seconds in ended:
-            number = task[2]  # the target: an index costs less than a name
-            mean = means.get(number)
-            means[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-            if seconds >= _WORTH_ORDER_S:
-                self.remember([(number, task.payload, seconds)])
+    def learn(self, task: Task, seconds: float) -> None:
+        number = task.target_id
+        mean = self._mean_s.get(number)
+        self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        if seconds >= _WORTH_ORDER_S:
+            self.remember([(number, task.payload, seconds)])
 
     def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
         """What tasks took: the number of the target, the parameters, seconds."""

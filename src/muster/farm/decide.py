@@ -193,8 +193,9 @@ class Scheduler:
         self._has_let_go(worker)
         worker.begins(now)
         self.ok_count += len(done)
-        out.done += [record for _, record in done]
-        self.pace.learn([(task, record.finished.seconds) for task, record in done])
+        for task, record in done:
+            out.done.append(record)
+            self.pace.learn(task, record.finished.seconds)
         if self.halts:
             for task, _ in done:
                 self.halts.forget(task.task_id)  # it was done before it could be stopped
