@@ -13,12 +13,16 @@ in Parquet and CSV; ``steady`` only from the first to the last result, for muste
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import multiprocessing
 import os
+import pickle
+import random
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import alternate, goal, machine, summary, table, write_json
@@ -124,6 +130,15 @@ class Contest:
         begin = time.perf_counter()
         rate = _spawn_kept_trues(place, self.few)
         return self._note("fork+exec, folders, log, row", self.few, begin, rate)
+
+    def function_kept(self) -> float:
+        """What a function is promised, and nothing else, in a loop of eighty lines."""
+        place = self.folder / "kept-functions"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        begin = time.perf_counter()
+        rate = _do_kept_functions(place, self.tasks)
+        return self._note("key, seed, log, pipe, rows", self.tasks, begin, rate)
 
     def process_pool_executor(self) -> float:
         count, begin, steady = self.tasks, time.perf_counter(), Steady()
@@ -230,6 +245,7 @@ DURABLE = {
     "muster, function": "power loss",
     "muster, command": "power loss",
     "fork+exec, folders, log, row": "power loss",
+    "key, seed, log, pipe, rows": "power loss",
     "Optuna, journal file": "power loss",
     "SQLite alone, groups of 100": "power loss",
     "GNU parallel, job log": "process crash",
@@ -307,6 +323,107 @@ def _keep_trues(place: Path, numbers: range, results: Any) -> None:
     results.send(None)
 
 
+_RESULT = struct.Struct("<HqddqqI")
+_HELD = 512
+
+
+def _do_kept_functions(place: Path, count: int) -> float:
+    """Tasks are listed with keys, claimed by hundreds before they are sent, and done with two rows
+    on the disk, many to a commit; each result leaves its worker before the next begins. Returns
+    the rate from the first result to the last.
+    """
+    database = sqlite3.connect(place / "rows.sqlite", isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("CREATE TABLE tasks (id INTEGER PRIMARY KEY, key UNIQUE, params, state, n)")
+    database.execute("CREATE TABLE results (id INTEGER PRIMARY KEY, value)")
+    database.execute("CREATE TABLE attempts (id INTEGER PRIMARY KEY, began, took, a, z, peak)")
+    for first in range(0, count, 2000):
+        database.execute("BEGIN")
+        params = [orjson.dumps({"i": i, "seed": 0}) for i in range(first, min(count, first + 2000))]
+        rows = [(hashlib.blake2b(one, digest_size=16).digest(), one) for one in params]
+        database.executemany("INSERT INTO tasks VALUES (NULL, ?, ?, 0, 0)", rows)
+        database.execute("COMMIT")
+    lines, held, began = {}, dict[int, int](), 0.0
+    for number in range(WORKERS):
+        (orders, to_do), (done, told) = os.pipe(), os.pipe()
+        worker = multiprocessing.Process(target=_keep_functions, args=(place, number, orders, told))
+        worker.start()
+        os.close(orders), os.close(told)
+        lines[done], held[done] = (worker, os.fdopen(to_do, "wb", 0), bytearray()), 0
+    claimed = num_done = 0
+    while num_done < count:
+        database.execute("BEGIN")
+        for done in wait(list(lines)) if claimed else lines:
+            _, _, buffer = lines[done]
+            rows = _read_results(done, buffer) if claimed else []
+            held[done] -= len(rows)
+            num_done += len(rows)
+            database.executemany("UPDATE tasks SET state = 2 WHERE id = ?", [r[:1] for r in rows])
+            database.executemany("INSERT INTO results VALUES (?, ?)", [(r[0], r[-1]) for r in rows])
+            plain = [(*row[:-1], 20.0) for row in rows]
+            database.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?)", plain)
+        orders_of = {}
+        for done in lines:
+            if held[done] < _HELD // 2 and claimed < count:
+                sql = "SELECT id, params FROM tasks WHERE id > ? ORDER BY id LIMIT ?"
+                tasks = database.execute(sql, (claimed, _HELD - held[done])).fetchall()
+                sql = "UPDATE tasks SET state = 1, n = 1 WHERE id BETWEEN ? AND ?"
+                database.execute(sql, (tasks[0][0], tasks[-1][0]))
+                claimed = tasks[-1][0]
+                held[done] += len(tasks)
+                orders_of[done] = tasks
+        database.execute("COMMIT")
+        began = began or time.perf_counter()
+        for done, tasks in orders_of.items():
+            data = pickle.dumps(tasks)
+            lines[done][1].write(struct.pack("<I", len(data)) + data)
+        time.sleep(0.004)  # what arrives meanwhile shares a commit
+    rate = count / (time.perf_counter() - began)
+    for done, (worker, to_do, _) in lines.items():
+        to_do.write(struct.pack("<I", 0))
+        worker.join()
+        to_do.close(), os.close(done)
+    database.close()
+    return rate
+
+
+def _read_results(done: int, buffer: bytearray) -> list[tuple[Any, ...]]:
+    buffer += os.read(done, 1 << 20)
+    rows, place = [], 0
+    while len(buffer) - place >= _RESULT.size:
+        size, task, began, took, start, end, _ = _RESULT.unpack_from(buffer, place)
+        if len(buffer) - place < _RESULT.size + size:
+            break
+        value = bytes(buffer[place + _RESULT.size : place + _RESULT.size + size])
+        rows.append((task, began, took, start, end, value))
+        place += _RESULT.size + size
+    del buffer[:place]
+    return rows
+
+
+def _keep_functions(place: Path, number: int, orders: int, told: int) -> None:
+    log = os.open(f"{place}/worker-{number}.log", os.O_CREAT | os.O_APPEND | os.O_RDWR)
+    kept, folder, mask = [os.dup(one) for one in (0, log, log)], os.getcwd(), os.umask(0o22)
+    stream = os.fdopen(orders, "rb")
+    while size := struct.unpack("<I", stream.read(4))[0]:
+        for task, params in pickle.loads(stream.read(size)):
+            began, begin = time.time(), time.perf_counter()
+            start = os.lseek(log, 0, os.SEEK_END)
+            random.seed(task)
+            arguments = orjson.loads(params)
+            value = orjson.dumps({"value": noop(arguments["i"])})
+            took = time.perf_counter() - begin
+            for one, at in enumerate(kept):  # a task may have changed any of these
+                os.dup2(at, one)
+            sys.stdout.flush(), sys.stderr.flush()
+            os.umask(mask)
+            if os.getcwd() != folder:
+                os.chdir(folder)
+            end = os.lseek(log, 0, os.SEEK_END)
+            os.write(told, _RESULT.pack(len(value), task, began, took, start, end, 0) + value)
+
+
 def _optuna_trials(journal: str, count: int) -> None:
     import optuna
     from optuna.storages import JournalStorage
@@ -330,6 +447,7 @@ def contenders(contest: Contest) -> dict[str, Callable[[], float]]:
         "muster, command": contest.muster_command,
         "raw fork+exec of true": contest.fork_exec,
         "fork+exec, folders, log, row": contest.fork_exec_kept,
+        "key, seed, log, pipe, rows": contest.function_kept,
         "SQLite alone, groups of 100": contest.sqlite,
     }
     for package, name, run in (

@@ -282,7 +282,7 @@ def policy_of(
         lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
     max_lead = Policy.max_lead
     if options.executor == "ray":
-        lead_s, max_lead = _LEAD_ON_RAY_S, 4 * max_lead
+        lead_s, max_lead = _LEAD_ON_RAY_S, 2 * max_lead
     policy = Policy(
         retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going,
         lead_s=lead_s, max_lead=max_lead,

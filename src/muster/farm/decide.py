@@ -8,7 +8,9 @@ kill. Everything that can race is decided here, so races are table tests.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 from muster.farm.backlog import Backlog, Pace
 from muster.farm.canonical import payload_and_key
@@ -48,6 +50,9 @@ from muster.farm.roster import (
     to_revoke,
 )
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
+
+#: An `AttemptRecord` of all of its fields, without a look at each.
+_RECORD = cast("Callable[[tuple[Any, ...]], AttemptRecord]", partial(tuple.__new__, AttemptRecord))
 
 
 class Scheduler:
@@ -163,7 +168,7 @@ class Scheduler:
                 out.late.append((event.worker_id, finished))
                 continue
             self.roster.take(worker, task)
-            record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
+            record = _RECORD((task.task_id, task.token, worker.worker_id, finished))
             if finished.outcome is Outcome.OK:
                 done.append((task, record))
                 continue

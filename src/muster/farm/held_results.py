@@ -1,5 +1,5 @@
-"""Results of short tasks wait in a worker for up to a millisecond, so that many are sent at once; in
-memory that the executor shares, which takes from there what a worker that died had not sent.
+"""Results of short tasks wait in their worker for a millisecond, so that many are sent at once, in
+memory that it shares with the executor. What a worker that died had not sent is taken from there.
 
 The memory begins with how many bytes of frames wait, which is 0 once they are sent.
 """

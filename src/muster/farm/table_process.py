@@ -1,5 +1,5 @@
-"""``python -m muster.farm.table_process RUN`` refreshes the table of a run, see `muster.farm.export`; the
-coordinator runs it as a child, so that its own memory stays small.
+"""``python -m muster.farm.table_process RUN`` refreshes the table of a run (`muster.farm.export`).
+The coordinator runs it as a child, so that its own memory stays small.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WITHOUT_NUMPY = 18
 
 
 class _Without:
-    """Makes packages ones that are not there, in a process of its own. pyarrow imports pandas, to ask
-    of every list whether it is a column of it, and NumPy, for arrays that nobody here asks for: each
-    takes longer than a small table.
+    """Makes packages ones that are not there, in a process of its own. pyarrow imports pandas, to
+    ask of every list whether it is a column of it, and NumPy, for arrays that nobody here asks
+    for: each takes longer than a small table.
     """
 
     def __init__(self, *packages: str) -> None:

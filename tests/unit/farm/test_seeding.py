@@ -1,4 +1,4 @@
-"""What a task draws from a global generator follows from its key, whatever its worker did before."""
+"""What a task draws from a global generator follows from its key, whatever its worker has done."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_torn_end_stays_in_the_buffer(
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
     [plain, with_header] = wire.unpack(bytearray(wire.pack_plain(sent) + wire.pack_finished(sent)))
-    assert plain == with_header
+    assert wire.read_finished(*plain) == wire.read_finished(*with_header)
     header, body = plain
     got = wire.read_finished(header, body)
     is_ok = sent.outcome is Outcome.OK

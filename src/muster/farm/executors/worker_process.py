@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,13 +42,13 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.memory_limits import MemoryGroup, MemoryWatch
-from muster.farm.task import SlotSpec
+from muster.farm.task import Finished, SlotSpec
 
 #: How much of a dead worker's last output is kept.
 TRACE_BYTES = 4096
 
 _CHUNK = 1 << 18
-_TASK_AND_TOKEN = itemgetter(0, 1)
+_TASK_AND_TOKEN, _LOG_END = itemgetter(0, 1), attrgetter("log_end")
 
 
 class Channel:
@@ -343,23 +343,24 @@ class Worker:
             return self.group.was_hit
         return out_of_memory_kills() > self.ooms_before
 
-    def _receive(self, is_last: bool) -> Iterator[tuple[list[Any], bytes]]:
-        """What it has sent and, if it is gone, the results that waited to be sent, without those
-        that it had just sent.
+    def _unsent(self) -> Iterator[tuple[list[Any], bytes]]:
+        """Of a worker that is gone: the results that waited to be sent, without those that it had
+        just sent.
         """
-        frames = self.channel.receive()
-        yield from frames
-        if is_last and self.memory is not None:
-            sent = {(head[1], head[2]) for head, _ in frames if head[0] == wire.RESULT}
-            sent.update(self.recent)
+        if self.memory is not None:
             for header, body in wire.unpack(bytearray(held_results.left_in(self.memory))):
-                if (header[1], header[2]) not in sent:
+                if _TASK_AND_TOKEN(wire.read_finished(header, body)) not in self.recent:
                     yield header, body
 
     def read(self, events: list[Event], *, is_last: bool = False) -> None:
         """Add what it has sent as events. ``is_last``: it is gone."""
-        finished = []
-        for header, body in self._receive(is_last):
+        self._hear(self.channel.receive(), events)
+        if is_last:
+            self._hear(self._unsent(), events)
+
+    def _hear(self, frames: Iterable[tuple[list[Any], bytes]], events: list[Event]) -> None:
+        finished: list[Finished] = []
+        for header, body in frames:
             match header[0]:
                 case wire.RESULT:
                     finished.append(wire.read_finished(header, body))
@@ -372,10 +373,8 @@ class Worker:
                     kept, given = canonical.decode(body)
                     events.append(Divided(self.worker_id, header[1], header[2], kept, given))
                 case wire.RETURNED:
-                    if finished:
-                        self.tasks_end = max(self.tasks_end, finished[-1].log_end)
-                        events.append(Results(self.worker_id, finished))
-                        finished = []
+                    self._have_ended(finished, events)
+                    finished = []
                     ids = [int(text) for text in body.decode().split(",") if text]
                     events.append(Returned(self.worker_id, ids))
                 case wire.UNFIT:
@@ -386,8 +385,11 @@ class Worker:
                 case wire.BROKEN:
                     trace = body.decode("utf-8", "replace")
                     events.append(TargetBroken(self.worker_id, header[1], trace))
+        self._have_ended(finished, events)
+
+    def _have_ended(self, finished: list[Finished], events: list[Event]) -> None:
         if finished:
-            self.tasks_end = max(self.tasks_end, *(item.log_end for item in finished))
+            self.tasks_end = max(self.tasks_end, *map(_LOG_END, finished))
             self.recent.extend(map(_TASK_AND_TOKEN, finished))
             self.is_of_past = True
             self.spare_at = None  # it ended as it was told

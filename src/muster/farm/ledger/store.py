@@ -191,7 +191,7 @@ class Ledger(TaskLedger):
                     plain.append((record[0], record[1], value))
                 else:
                     rows.append((record[0], record[1], value, sha, record[3].files))
-            self.add_rows(_RESULTS, "(?, ?, ?, NULL, 0)", plain)
+            self.add_rows(_RESULTS, "(?, ?, ?, NULL, 0)", plain, blobs=(2,))
             self._db.executemany(_RESULTS + "(?, ?, ?, ?, ?)", rows)
         self._insert_attempts(records)
 
@@ -299,8 +299,8 @@ class Ledger(TaskLedger):
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
         plain, rows = [], []
         for task_id, token, worker_id, f in records:
-            if f.outcome is Outcome.OK and not f.message and f.signal is None:
-                plain.append((task_id, token, worker_id, *f[3:5], f.peak_mib, f[5], f[6]))
+            if f[2] is Outcome.OK and not f.message and f.signal is None:  # an index costs less
+                plain.append((task_id, token, worker_id, f[3], f[4], f[7], f[5], f[6]))
                 continue
             failure_id = None if f.outcome in ("ok", "stopped") else self._failure_id(f)
             rows.append(

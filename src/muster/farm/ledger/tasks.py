@@ -111,14 +111,22 @@ class TaskLedger(LedgerQueries):
     def _insert(self, how: str, tasks: Iterable[NewTask]) -> int:
         with explained(self.path, "write"):
             before = self._db.total_changes
-            self.add_rows(f"{how} {_TASKS}", "(?, ?, ?, ?, ?)", tasks)
+            self.add_rows(f"{how} {_TASKS}", "(?, ?, ?, ?, ?)", tasks, blobs=(0, 2))
             return self._db.total_changes - before
 
-    def add_rows(self, into: str, row: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows to a table. What is the same in all of them is a part of ``row``."""
-        rows = iter(rows)
+    def add_rows(
+        self, into: str, row: str, rows: Iterable[Sequence[Any]], *, blobs: Sequence[int] = ()
+    ) -> None:
+        """Add rows to a table. What is the same in all of them is a part of ``row``. ``blobs``:
+        which of the values are bytes.
+        """
+        rows, width = iter(rows), row.count("?")
         while len(some := list(itertools.islice(rows, _AT_ONCE))) == _AT_ONCE:
             values = list(itertools.chain.from_iterable(some))
+            for place in blobs:
+                # Of bytes, and not of these, Python's sqlite3 asks in vain for an adapter, which
+                # takes as long as to add the row.
+                values[place::width] = map(bytearray, values[place::width])
             self._db.execute(into + row + f", {row}" * (_AT_ONCE - 1), values)
         self._db.executemany(into + row, some)
 

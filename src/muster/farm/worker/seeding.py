@@ -38,7 +38,7 @@ class Generators:
         """From now on fix also what a task imports, before anything can draw from it: such a module
         takes its first seed from the system. What comes with the target keeps that until a task.
         """
-        sys.meta_path.insert(0, _Finder(self))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder(self))
 
     def seed_new(self, name: str, module: ModuleType) -> None:
         """Seed a module that has just been executed, if it is in a task."""
