@@ -34,7 +34,8 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=child_environment({}),
+        # Threads of a library that is only imported would spin for a while, and find nothing to do.
+        env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
     )
     try:
         answer, _ = process.communicate(pickle.dumps((function, args, kwargs)))

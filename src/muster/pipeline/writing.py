@@ -117,7 +117,7 @@ class RowWriter:
                 self.has_own_ids = not all(map(self._has_our_ids, batch.rows()))
         self.ids.add(ids)
         self._store_held()
-        self._journal.add(first, first + count, lines, count)
+        self._journal.add(first, first + count, [lines], count)
         return True
 
     def _note_ids(self, batch: list[Row]) -> None:
@@ -174,7 +174,7 @@ class RowWriter:
         self._journal.add(
             rows[0][0].number,
             rows[-1][0].number + 1,
-            b"".join(lines),
+            lines,
             len(lines),
             rejects=b"".join(rejects),
             num_rejects=len(rejects),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import random
@@ -37,7 +38,9 @@ def lines_of(start: int, stop: int) -> tuple[bytes, bytes, int, int]:
 
 def add(journal: Journal, start: int, stop: int) -> None:
     rows, bad, count, num_bad = lines_of(start, stop)
-    journal.add(start, stop, rows, count, rejects=bad, num_rejects=num_bad)
+    journal.add(
+        start, stop, rows.splitlines(keepends=True), count, rejects=bad, num_rejects=num_bad
+    )
 
 
 @examples(60)
@@ -101,6 +104,25 @@ def test_whatever_is_cut_off_or_changed_only_whole_entries_are_believed(
     journal.close()
 
 
+def test_large_lines_are_those_that_were_added_also_after_one_was_torn(tmp_path: Path) -> None:
+    """Each is written by itself, where short ones are written together."""
+    images = [bytes([row]) * 30_000 + b"\n" for row in range(4)]
+    journal = Journal(tmp_path, "k")
+    journal.add(0, 2, images[:2], 2)
+    journal.add(2, 4, images[2:], 2)
+    journal.close()
+    with (tmp_path / "k.rows").open("r+b") as rows:
+        rows.truncate(3 * len(images[0]) + 7)  # within the second line of the second entry
+    journal = Journal(tmp_path, "k")
+    assert list(journal.missing(0, 4)) == [(2, 4)]
+    journal.add(2, 4, images[2:], 2)
+    totals = journal.finish()
+    whole = b"".join(images)
+    assert journal.rows_path.read_bytes() == whole
+    assert (totals.size, totals.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
+    journal.close()
+
+
 def test_missing_names_the_gaps(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "k")
     add(journal, 4, 6)
@@ -143,7 +165,7 @@ journal = Journal(folder, "k")
 said = 0
 for start, stop in list(journal.missing(0, 3000)):
     for row in range(start, stop):
-        journal.add(row, row + 1, b'{"n":%d}\\n' % row, 1)
+        journal.add(row, row + 1, [b'{"n":%d}\\n' % row], 1)
         print(row, flush=True)
 journal.finish()
 print("finished", flush=True)
