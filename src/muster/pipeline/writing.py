@@ -85,12 +85,11 @@ class RowWriter:
             self._note_ids(batch)
             self._store_held()
             self._journal.add(batch[0].number, batch[-1].number + 1, lines, len(batch))
+            worker.num_stored += len(batch)
             return
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
-        failed = [row for row in batch if row.failures]
-        worker.num_rejected += len(failed)
-        worker.rejected_in.update(failure.stage for row in failed for failure in row.failures)
+        worker.num_rejected += sum(1 for row in batch if row.failures)
         self._note_ids(batch)
         if is_certain:
             self._write(written)
@@ -183,6 +182,10 @@ class RowWriter:
             num_rejects=len(rejects),
             num_dropped=sum(1 for row, own in rows if not own and not row.failures),
         )
+        failed = [row for row, _ in rows if row.failures]
+        self._worker.num_stored += len(rows)
+        self._worker.num_rejects_stored += len(failed)
+        self._worker.rejected_in.update(f.stage for row in failed for f in row.failures)
 
     def _reject_line(self, row: Row, failure: Failure) -> bytes:
         record = {
