@@ -15,6 +15,7 @@ from tests.ssh_hosts import far_away, ssh_servers
 
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
+from muster.run.folder import RunFolder
 
 SUITE = Path(__file__).with_name("test_executors.py")
 
@@ -51,14 +52,14 @@ PART = "in_order or told_to_end or carries_its_traceback or returns_exactly or k
     ],
 )
 def test_the_contract_holds_through_ssh_over_a_slow_link(
-    delay_s: float, which: str, least: int, monkeypatch: pytest.MonkeyPatch
+    delay_s: float, which: str, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All of Ray's connections to the workers go through the one of ssh."""
     with ssh_servers() as hosts, far_away(hosts, {"far": delay_s}):
         monkeypatch.setenv("MUSTER_SSH", hosts.ssh)
         token = secrets.token_hex(32)
         request = ClusterRequest(hosts="far:cpu:2", through_ssh=True, num_workers=2)
-        ray = RayHosts(request, token, "contract")
+        ray = RayHosts(request, token, RunFolder(tmp_path / "contract"))
         try:
             wait_for(lambda: ray.is_up(1.0))
             done = subprocess.run(

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -238,3 +239,35 @@ def test_a_host_is_reached_whichever_its_login_shell_is(
 
 SHOW = "import os, time; print('ODD is', ascii(os.environ['ODD']), flush=True); time.sleep(99)"
 ODD = "a\"b'!c\\n$HOME `x` é"
+
+
+NO_RAY = "import sys\nsys.modules['ray'] = None\n"
+SLOW_RAY = """
+import sys, time
+if any(word.endswith("ray_node") for word in sys.orig_argv):
+    time.sleep(300)
+"""
+
+
+@pytest.mark.thorough
+def test_the_first_host_whose_ray_fails_is_told_at_once_in_a_sentence(
+    host: Any, muster_cli: Main, tmp_path: Path
+) -> None:
+    """And not when it is its turn, behind one that does not come up within two minutes. What Ray
+    has said is kept in the run folder, as it goes on the host."""
+    host("slow", SLOW_RAY)
+    host("none", NO_RAY)
+    (tmp_path / "t.py").write_text("def f(x):\n    return {'x': x}\n")
+    began = time.monotonic()
+    done = muster_cli(
+        "sweep", "t.py:f", "--grid", "x=1", "--hosts", "slow:cpu,none:cpu", "--run-dir", "run"
+    )
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr, done.stderr
+    assert (
+        "Ray could not be started on none: ModuleNotFoundError: import of ray halted; None in "
+        "sys.modules. Its log is run/logs/ray-none.log.\n"
+    ) in done.stderr
+    assert "muster hosts check none" in done.stderr
+    assert "Traceback (most recent call last)" in (tmp_path / "run/logs/ray-none.log").read_text()
+    assert time.monotonic() - began < 60

@@ -481,3 +481,35 @@ def test_a_request_that_makes_no_sense_is_refused(
     done = muster_main("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", *words)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
+
+
+SETUP = """
+import os
+
+def word(x: int) -> dict:
+    return {"word": os.environ["WORD"]}
+
+if __name__ == "__main__":
+    print("WORD", os.environ["WORD"])
+"""
+
+
+@pytest.mark.thorough
+def test_lines_of_setup_come_before_the_work_of_a_job_and_end_it_where_one_fails(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(SETUP)
+    good = ("--on", "slurm", "--setup", 'WORD="it\'s up"', "--setup", "export WORD", "--run-dir")
+    sweep = ("sweep", "t.py:word", "--grid", "x=1,2")
+    done = muster_cli(*sweep, *good, "swept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["word"] for row in Run(tmp_path / "swept").results().to_pylist()] == ["it's up"] * 2
+    done = muster_cli("run", "--devices", "cpu:1", *good, "ran", "t.py")
+    assert done.returncode == 0 and "WORD it's up" in done.stdout, done.stdout + done.stderr
+    bad = ("--on", "slurm", "--setup", "module load no_such_module", "--run-dir")
+    done = muster_cli(*sweep, *bad, "bad-sweep")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "--setup has failed: module load no_such_module" in done.stderr, done.stderr
+    done = muster_cli("run", "--devices", "cpu:1", *bad, "bad-run", "t.py")
+    assert done.returncode == 97 and "failed with exit code 97" in done.stderr, done.stderr
+    assert "--setup has failed: module load no_such_module" in done.stdout

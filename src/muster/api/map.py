@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.maps.job import MapJob, Mapped, head_start_of, open_source, workload_of
-from muster.api.maps.progress import CopyingAhead, Growing, ProgressCurve, RecordCount
+from muster.api.maps.progress import (
+    CopyingAhead,
+    Growing,
+    ProgressCurve,
+    RecordCount,
+    Rejects,
+    rejects_so_far,
+)
 from muster.api.maps.publish import (
     Published,
     Tally,
@@ -73,6 +80,7 @@ class MapPreview:
     prepared: Prepared
     num_rows: int
     columns: tuple[str, ...]
+    left_out: str
 
 
 def map(
@@ -229,6 +237,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
             prepared=prepare(workload, dataclasses.replace(options, run_dir=home.path)),
             num_rows=sum(shard.count for shard in source.shards(job.settings.chunk_rows)),
             columns=tuple(source.describe()["columns"]),
+            left_out=source.left_out,
         )
 
 
@@ -255,11 +264,14 @@ def _run_opened(
     if published is not None:
         check_balance(folder, shards, published)
         return _mapped(folder, job, published, counts, was_done=True)
+    if source.left_out:
+        audience.warn(f"{job.input} is read without {source.left_out}; name one to read it")
     if job.output.format != "parquet":
         for line in source.lost_as_text():
             audience.warn(line)
-    count = RecordCount(sum(shards), counts.num_in, counts.num_rejected)
-    curve = ProgressCurve(folder, count, audience.warn)
+    rejects = rejects_so_far(folder) if counts.num_rejected else Rejects()
+    count = RecordCount(sum(shards), counts.num_in + counts.num_blank, rejects.num_rows)
+    curve = ProgressCurve(folder, count, rejects, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
     serves = growing is None and Ahead.serves(job.output)
     copying = CopyingAhead(folder, job.output, shards) if serves else None

@@ -46,6 +46,29 @@ def set_subreaper(wanted: bool) -> bool:
     return bool(before.value)
 
 
+def allow_files(count: int, pid: int = 0) -> int:
+    """Let a process (0: this one; others on Linux alone) have so many files open at a time, as far
+    as its hard limit goes. Returns how many it may then.
+
+    Nothing changes where that is so already: the soft limit is there for programs, and children,
+    that know no more than 1,024.
+    """
+    if sys.platform == "win32":
+        return count
+    import resource
+
+    kind = resource.RLIMIT_NOFILE
+    of_this = sys.platform != "linux" or pid == 0
+    soft, hard = resource.getrlimit(kind) if of_this else resource.prlimit(pid, kind)
+    if 0 <= soft < count:
+        soft = hard
+        if of_this:
+            resource.setrlimit(kind, (soft, hard))
+        else:
+            resource.prlimit(pid, kind, (soft, hard))
+    return sys.maxsize if soft < 0 else soft
+
+
 def find_marked(mark: str, sessions: Iterable[int] = ()) -> list[int]:
     """Living processes that belong to ``mark``.
 

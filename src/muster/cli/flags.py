@@ -143,7 +143,9 @@ def refuse_without_effect(parsed: Parsed, executor: str) -> None:
         if not engines or executor in engines:
             continue
         hint = "drop it: the job's nodes find each other."
-        if said.option.name == "python":
+        if said.option.name.startswith("hosts"):
+            hint = f"drop it: {executor} chooses the machines."
+        elif said.option.name == "python":
             hint = "drop one of them: only workers of this machine have a Python of their own."
         elif "inline" in engines and executor in CLUSTERS:
             hint = f"drop it: {executor} has a queue of its own."

@@ -27,7 +27,7 @@ from muster.cli.parse import Parsed
 from muster.gang.topology import Meeting, read_meeting
 from muster.run.folder import RunFolder
 from muster.run.state import has_saved
-from muster.slurm.request import JobRequest
+from muster.slurm.request import JobRequest, setup_of_job
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def gang_options(parsed: Parsed) -> GangOptions:
             "slurm", num_nodes=num_nodes, gpus_per_node=num_gpus,
             warn_before_s=gang_warning_s(made.grace_s),
             cpus_per_node=parsed.given("slurm").get("cpus_per_node", num_cpus),
+            setup_lines=setup_of_job(options.get("hosts_setup", ())),
         )  # fmt: skip
         found: GangOptions = parsed.make("options", num_nodes=1, slurm=request)
         return found

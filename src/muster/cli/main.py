@@ -146,8 +146,14 @@ PROGRAM_FOLLOWS = ("run",)
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
 _LOOKING = {
     "list", "status", "attach", "why", "best", "logs", "errors", "metrics", "plan",
-    "devices", "monitor", "queue", "hosts",
+    "devices", "monitor", "queue", "hosts", "completion", "doctor", "slurm-script",
 }  # fmt: skip
+#: Flags by which they do more.
+_DO_MORE = {
+    "devices": {"release", "add", "only"},
+    "doctor": {"fix", "save-facts"},
+    "slurm-script": {"output", "o"},
+}
 
 #: What goes on when the same command is given again.
 _GOES_ON = ("sweep", "map", "train", "start", "resume", "retry", "add")
@@ -238,16 +244,19 @@ def _wants_json(words: list[str]) -> bool:
 
 
 def _only_looks(words: list[str]) -> bool:
-    """Behind `--` is a command that `monitor` runs; some flags of `devices` change a run."""
-    if words[0] not in _LOOKING:
-        return False
-    from muster.base.flags import kind_of_word
+    """Whether what it prints is all that it does. Behind `--` is a command that `monitor` runs."""
+    from muster.base.flags import own_words
 
-    if words[0] == "devices" and any(
-        word.startswith(("--rel", "--add", "--only")) for word in words
-    ):
-        return False
-    return all(kind_of_word(word) != "end" for word in words)
+    command, own = words[0], own_words(words)
+    flags = {
+        word.lstrip("-").partition("=")[0].replace("_", "-") for word in own if word[:1] == "-"
+    }
+    if "dry-run" in flags and command not in PROGRAM_FOLLOWS:
+        return True
+    if command == "launch":
+        return "print" in flags
+    is_all = len(own) == len(words) or command != "monitor"
+    return command in _LOOKING and is_all and not flags & _DO_MORE.get(command, set())
 
 
 def _obey(words: list[str]) -> int:

@@ -262,7 +262,9 @@ class Picture:
             if isinstance(event, Progress):
                 self._progress[event.worker_id] = event.text
                 if event.numbers:
-                    self._numbers[event.worker_id] = event.numbers
+                    # Slots of this very process (their pid is 0) tell the same ones.
+                    is_here = self.pids.get(event.worker_id) == 0
+                    self._numbers[-1 if is_here else event.worker_id] = event.numbers
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
         self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from muster.base.errors import SetupError, UsageError
+from muster.base.processes import allow_files
 from muster.base.settings import child_environment, variable
 from muster.base.shown_text import clean_text
 from muster.hosts.far_start import HELLO, for_any_shell, start_words
@@ -35,6 +36,10 @@ _HANG_UP_S = 10.0
 _MOST_BYTES = 64 << 20
 #: Of what ssh, a greeting and lines of --setup complain of, the end is kept.
 _COMPLAINT_BYTES = 4096
+#: What ssh has open beside the ports that it forwards, with what goes through them.
+_FILES_BESIDE = 512
+#: From here on what an sshd may open, 1,024 files where nobody has said more, may be too little.
+_MANY_PORTS = 500
 _OPTIONS = (
     "-4", "-T", "-x", "-a", "-e", "none",  # Ray and the tried links are IPv4
     "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
@@ -124,6 +129,10 @@ class Connection:
         assert self._process.stdin is not None
         self._stdin = self._process.stdin
         os.set_blocking(self._stdin.fileno(), False)
+        self._num_ports = len(way.forwards) // 2
+        if self._num_ports and not host.is_local:
+            with suppress(OSError):  # it has ended already, and says why
+                allow_files(self._num_ports + _FILES_BESIDE, self._process.pid)
         self._complaint = b""
         self._listener = threading.Thread(target=self._take_complaints, daemon=True)
         self._listener.start()
@@ -299,7 +308,7 @@ class Connection:
         whole = clean_text(" ".join(self._complaint.decode(errors="replace").split()))
         return SetupError(
             f"Cannot reach {self.host.name}: {whole[-300:] or 'the connection has ended'}",
-            hint=_remedy(self.host.name, whole),
+            hint=_remedy(self.host.name, whole, self._num_ports),
         )
 
 
@@ -336,7 +345,7 @@ def _refuse_other_forwards(host: Host) -> None:
         )
 
 
-def _remedy(name: str, said: str) -> str:
+def _remedy(name: str, said: str, num_ports: int) -> str:
     if "IDENTIFICATION HAS CHANGED" in said:
         return (
             "if that machine was set up anew, and is the one that you mean, forget its old key as "
@@ -351,11 +360,15 @@ def _remedy(name: str, said: str) -> str:
     if "--setup has failed" in said:
         return "correct the line; it is read by bash, as after a login."
     if "forwarding failed" in said or "local forwarding" in said:
+        most = (
+            f"\n{num_ports:,} ports were to be forwarded, and its sshd may open too few files for "
+            "that (LimitNOFILE of its service): allow more, or use fewer hosts or workers."
+        )
         return (
             f"if {name} is the same machine as this one or as another host of the run, name each "
             f"machine once, and this one localhost; else allow it in sshd_config on {name} "
             "(AllowTcpForwarding yes, AllowStreamLocalForwarding yes)."
-        )
+        ) + most * (num_ports > _MANY_PORTS)
     if "no python3" in said or "Python is too old" in said:
         return "install Python 3.11 there with Muster, or say where it is: --hosts-python PATH."
     return f"see what this says: ssh -v {name} true"

@@ -31,6 +31,7 @@ _LISTENERS: list[socket.socket] = []  # kept open to the end
 _CHILDREN: list[subprocess.Popen[bytes]] = []  # the one that was started
 _LEASES: list[Any] = []  # held until what uses the GPUs is gone
 _ENDING, _TOUCHING = threading.Lock(), threading.Lock()  # none given back is touched
+_LOG_CHARS = 1 << 18  # of a program that did not come up
 _TOUCH_EVERY_S = 20.0  # a lease counts by itself when it was touched last
 
 
@@ -300,7 +301,8 @@ def write(name: str, text: str) -> None:
 
 
 def wait(until: str, limit_s: float) -> dict[str, Any]:
-    """Wait until the program has printed ``until``, and return what follows it in that line.
+    """Wait until the program has printed ``until``, and return what follows it in that line; where
+    it does not come to that, its log, and the code with which it has ended, if it has.
 
     With the program this process ends from then on. What has not come so far is killed.
     """
@@ -318,7 +320,7 @@ def wait(until: str, limit_s: float) -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 _kill_all()
             _give_back()  # nobody uses them any more
-            return {"error": " ".join(text.split())[-600:] or "it says nothing", "code": code}
+            return {"log": text[-_LOG_CHARS:], "code": code}
         # Nothing is asked before this is answered: what can be read is the end.
         if select.select([0], [], [], 0.02)[0] and not os.read(0, 1):
             end(3)

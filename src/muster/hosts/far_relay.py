@@ -9,6 +9,7 @@ It is imported by the far end (``use``).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -22,6 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from muster.base.errors import SetupError
+from muster.base.processes import allow_files
+from muster.base.shown_text import count
+
 #: Where the sockets are; their names are short, and in a sticky folder nobody replaces another's.
 HOME, NAME = Path("/tmp"), "muster-port-"
 _BLOCK = 1 << 18
@@ -29,6 +34,8 @@ _LIMIT_S = 30.0
 _WORD, _HEARD = b"muster", b"!"
 #: For one of those who connect, where another may be kept waiting by it.
 _ONE_LIMIT_S = 5.0
+#: Files beside the ports that are held: what they lead on, and the interpreter's own.
+_FILES_BESIDE = 64
 
 
 def calls(folder: list[str]) -> dict[str, Callable[..., Any]]:
@@ -37,14 +44,24 @@ def calls(folder: list[str]) -> dict[str, Callable[..., Any]]:
     return {"are_free": are_free, "lead": relay.lead, "answer": answer, "hear": hear}
 
 
-def are_free(address: str, first: int, count: int) -> bool:
+def are_free(address: str, first: int, num: int) -> bool:
     """Whether nobody listens on any of so many ports in a row."""
-    for port in range(first, first + count):
-        try:
-            socket.create_server((address, port)).close()
-        except OSError:
+    for port in range(first, first + num):
+        found = _listener(address, port)
+        if found is None:
             return False
+        found.close()
     return True
+
+
+def _listener(address: str, port: int) -> socket.socket | None:
+    """None where somebody listens there already. Raises SetupError where this process cannot."""
+    try:
+        return socket.create_server((address, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise SetupError(f"Port {port} of {address} cannot be held: {error.strerror}.") from None
 
 
 def answer(address: str, port: int) -> None:
@@ -91,7 +108,17 @@ class _Relay:
 
     def lead(self, address: str, places: Mapping[str, str]) -> list[int]:
         """Listen on each port, and lead who connects there to this socket from now on; "" is for
-        one that is only held so far. Returns the ports that somebody else listens on."""
+        one that is only held so far. Returns the ports that somebody else listens on. Raises
+        SetupError where this process may not hold so many."""
+        num_ports = len({*self._places, *map(int, places)})
+        most = allow_files(num_ports + _FILES_BESIDE)
+        if most < num_ports + _FILES_BESIDE:
+            raise SetupError(
+                f"{count(num_ports, 'port')} of other hosts are to be held here, and a process may "
+                f"have {most:,} files open (ulimit -Hn).",
+                hint="allow more (nofile in /etc/security/limits.conf, LimitNOFILE of a service), "
+                "or use fewer hosts or workers.",
+            )
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -99,9 +126,8 @@ class _Relay:
         for text, place in places.items():
             port = int(text)
             if port not in self._places:
-                try:
-                    listener = socket.create_server((address, port))
-                except OSError:
+                listener = _listener(address, port)
+                if listener is None:
                     taken.append(port)
                     continue
                 serving = asyncio.start_server(

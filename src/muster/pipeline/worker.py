@@ -102,14 +102,16 @@ class Worker:
         self.loop = _new_loop() if self._has_coroutines() else None
         self.is_set_up = False
         self.num_rows = self.num_rejected = 0
+        # Of these the ones that a journal has: others may be done again, and would count again.
+        self.num_stored = self.num_rejects_stored = 0
         self.rejected_in: Counter[str] = Counter()  # failures of records by the names of stages
         self.waited_s = self.busy_s = 0.0
 
     def numbers(self) -> dict[str, float]:
         """What it has done so far, as a map's status and metrics show it."""
         return {
-            "records": float(self.num_rows),
-            "rejected": float(self.num_rejected),
+            "records": float(self.num_stored),
+            "rejected": float(self.num_rejects_stored),
             "waited_s": self.waited_s,
             "busy_s": self.busy_s,
             **{f"{REJECTED_IN}{name}": float(n) for name, n in self.rejected_in.items()},

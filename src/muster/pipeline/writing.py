@@ -82,9 +82,7 @@ class RowWriter:
         worker = self._worker
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
-        failed = [row for row in batch if row.failures]
-        worker.num_rejected += len(failed)
-        worker.rejected_in.update(failure.stage for row in failed for failure in row.failures)
+        worker.num_rejected += sum(1 for row in batch if row.failures)
         self._note_ids(batch)
         if is_certain:
             self._write(written)
@@ -118,6 +116,7 @@ class RowWriter:
         self.ids.add(ids)
         self._store_held()
         self._journal.add(first, first + count, [lines], count)
+        self._worker.num_stored += count
         return True
 
     def _note_ids(self, batch: list[Row]) -> None:
@@ -180,6 +179,10 @@ class RowWriter:
             num_rejects=len(rejects),
             num_dropped=sum(1 for row, own in rows if not own and not row.failures),
         )
+        failed = [row for row, _ in rows if row.failures]
+        self._worker.num_stored += len(rows)
+        self._worker.num_rejects_stored += len(failed)
+        self._worker.rejected_in.update(f.stage for row in failed for f in row.failures)
 
     def _reject_line(self, row: Row, failure: Failure) -> bytes:
         record = {

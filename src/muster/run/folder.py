@@ -16,6 +16,7 @@ runs/<name>/
   logs/phases.json    for how many seconds each rank was at what, in its last start
   logs/command.log    what the command itself printed that was started with --detach; command.log.1
                       what it had printed before that
+  logs/ray-HOST.log   with --hosts: what Ray said on a host on which it did not come up
   logs/agent.log      the log of the supervisor, which starts the ranks and watches over them
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
@@ -215,6 +216,9 @@ class RunFolder:
 
     def agent_log(self, node_rank: int) -> Path:
         return self.logs / ("agent.log" if node_rank == 0 else f"agent-{node_rank}.log")
+
+    def ray_log(self, host: str) -> Path:
+        return self.logs / f"ray-{host}.log"
 
     def attempt(self, key: str, token: int) -> Path:
         """The private folder of one attempt, published by rename when it is accepted."""

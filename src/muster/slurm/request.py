@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -50,7 +50,8 @@ _SLURM = ("slurm",)
 class SlurmOptions:
     """What every job asks of SLURM. What is not given comes from the site file, then from SLURM.
 
-    ``setup_lines``: bash before the work, such as ``module load cuda``; from the site file.
+    ``setup_lines``: bash before the work, such as ``module load cuda``; from the site file and from
+    ``--setup``.
     """
 
     partition: Annotated[str | None, Flag(metavar="NAME", engines=_SLURM)] = None
@@ -71,6 +72,20 @@ class SlurmOptions:
     def memory_parts(self) -> list[str]:
         """What asks for memory per core or GPU, which SLURM does not take beside ``--mem``."""
         return [one for one in self.slurm_args if further_option(one)[0].startswith("mem-per-")]
+
+
+def setup_of_job(lines: Sequence[str]) -> tuple[str, ...]:
+    """Lines of ``--setup`` as bash that ends the job, and says why, where one of them fails. Those
+    of the site file stay as they are: together they may be a condition, or a loop.
+
+    >>> setup_of_job(["module load x"])[0].partition(" || ")[0]
+    "eval 'module load x'"
+    """
+    said = [shlex.quote(f"muster: --setup has failed: {line}") for line in lines]
+    return tuple(
+        f"eval {shlex.quote(line)} || {{ echo {text} >&2; exit 97; }}"
+        for line, text in zip(lines, said, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

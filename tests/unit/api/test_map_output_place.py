@@ -136,6 +136,9 @@ def test_an_output_without_a_record_is_explained(
         ("data/**", "data/deep/", True),
         (".", "runs/a/out.jsonl", False),  # a run folder is left out
         (".", "runs/out.jsonl", True),
+        ("**/*.jsonl", "runs/a/out.jsonl", False),
+        ("**/*.jsonl", "runs/out.jsonl", True),
+        ("runs/*/out.jsonl", "runs/a/out.jsonl", True),
         ("link", "data/out.jsonl", True),
         ("data", "link/out.jsonl", True),
     ],

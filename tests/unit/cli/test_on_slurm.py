@@ -10,6 +10,7 @@ from tests.conftest import MusterCli
 
 from muster.api.slurm.array import Array
 from muster.api.slurm.gang import SlurmGang
+from muster.cli.commands.resume import _merged
 from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm import FileFlags, element_of
 from muster.cli.main import read_command
@@ -188,3 +189,50 @@ def test_elements_of_an_array_send_nothing_to_trackers(
     array = Array(elements=2, argv=tuple(line.split()))
     _, options = element_of(array, RunFolder(tmp_path / "run"), 0)
     assert options.log_to == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "--grid", "x=1", "--array", "1"),
+        ("run", "--gpus", "1"),
+        ("train", "digits", "--gpus", "1"),
+    ],
+)
+def test_lines_of_setup_are_in_the_script(
+    muster_main: MusterCli, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    what = {"sweep": ("--", "echo", "{x}"), "run": ("train.py",)}.get(words[0], ())
+    lines = ("--setup", "module load cuda", "--setup=echo 'a b'")
+    (tmp_path / "train.py").touch()
+    done = muster_main(*words, "--on", "slurm", *lines, "--dry-run", *what)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "eval 'module load cuda' || { echo 'muster: --setup has failed: module load" in said
+    assert said.index("eval 'module load cuda'") < said.index("eval 'echo '") < said.index("srun ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (("sweep", "--grid", "x=1"), "without --hosts or --on slurm.", "before muster"),
+        (("sweep", "--grid", "x=1", "--on", "ray"), "without --hosts or --on slurm.", ""),
+        (("run",), "without --hosts or --on slurm.", "before muster"),
+    ],
+)
+def test_lines_of_setup_without_a_machine_they_are_for_are_refused(
+    muster_main: MusterCli, words: tuple[str, ...], says: str, hint: str
+) -> None:
+    done = muster_main(*words, "--setup", "true", "--dry-run", "--", "echo", "{x}")
+    assert done.returncode == 2
+    first, _, more = done.stderr.partition("\n")
+    assert first == f"muster: --setup has no effect {says}" and hint in more
+    assert bool(more) == bool(hint)
+
+
+def test_a_run_that_goes_on_elsewhere_leaves_lines_of_setup_behind() -> None:
+    line = ["muster", "sweep", "--grid", "x=1", "--on", "slurm", "--setup", "true", "--", "echo"]
+    before = read_command(line)
+    for more, is_kept in ((["--on", "ray"], False), (["--on", "slurm"], True), ([], True)):
+        typed = read_command(["muster", "sweep", *more, "--retries", "2", "--", "echo"])
+        assert ("--setup" in _merged(Path("r"), before, typed).argv()) is is_kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.base.errors import SetupError
 from muster.hosts import far_relay
 from muster.hosts.connection import Connection
 from muster.hosts.names import LOCAL, Host
@@ -155,3 +157,34 @@ def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folde
         assert own.exists()
     assert not own.exists()
     server.close()
+
+
+def free_row(here: Connection, num: int) -> list[int]:
+    for first in range(20_000, 30_000, num):
+        if here.ask("are_free", HOME, first, num):
+            return [*range(first, first + num)]
+    raise AssertionError("no ports are free")
+
+
+@pytest.mark.parametrize("hard", [4096, 200])
+def test_as_many_ports_are_held_as_the_hard_limit_allows(here: Connection, hard: int) -> None:
+    """The soft limit is 1,024 on most systems, and eight hosts of 64 workers take more ports."""
+    resource.prlimit(here._process.pid, resource.RLIMIT_NOFILE, (128, hard))
+    places = dict.fromkeys(free_row(here, 300), "")
+    if hard > 300:
+        assert here.ask("lead", HOME, places) == []
+        assert through(min(places), b"lost") == b""
+        return
+    with pytest.raises(SetupError) as caught:
+        here.ask("lead", HOME, places)
+    assert str(caught.value).splitlines()[0] == (
+        "localhost: 300 ports of other hosts are to be held here, and a process may have 200 files "
+        "open (ulimit -Hn)."
+    )
+    assert "fewer hosts or workers" in str(caught.value)
+
+
+def test_a_process_without_a_file_left_does_not_say_that_ports_are_taken(here: Connection) -> None:
+    resource.prlimit(here._process.pid, resource.RLIMIT_NOFILE, (3, 3))
+    with pytest.raises(SetupError, match=r"Port \d+ .* cannot be held: Too many open files"):
+        here.ask("are_free", HOME, free_port(), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_a_port_that_somebody_listens_on_is_not_taken() -> None:
         assert here.ask("are_free", "127.0.0.1", min(every), len(every)) is True
 
 
+def test_more_ports_than_there_are_is_told_with_the_numbers() -> None:
+    with Connection(Host("localhost")) as here:
+        with pytest.raises(SetupError, match="have 12,000") as caught:
+            find_ports([here], {"localhost": 0, "a": 3000, "b": 3000}, "localhost")
+        assert str(caught.value).startswith("6,000 workers on 3 machines take 12,0")
+        whole = find_ports([here], {"localhost": 0, "a": 50}, "localhost")
+    assert len(whole) == 2
+
+
 FORWARDS = ("-L", "127.0.0.1:21000:127.0.0.1:21000")
 
 
@@ -98,6 +108,34 @@ def test_a_forwarded_port_that_another_has_ends_the_connection(
             words = (flag, f"127.0.0.1:{port}:127.0.0.1:{port}")
             with pytest.raises(SetupError, match=r"forwarding.*\n.*allow it in sshd_config"):
                 Connection(Host("a"), Way(forwards=words))
+
+
+@pytest.mark.thorough
+def test_many_ports_are_forwarded_as_far_as_both_ends_may_open_files(
+    ssh_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of ssh the soft limit is raised; that of an sshd is its own, and is named."""
+    for name, value in ssh_hosts.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def way(flag: str) -> Way:
+        places = [f"{tmp_path}/{flag[1]}{port}:127.0.0.1:{port}" for port in range(20_000, 20_600)]
+        return Way(forwards=[word for place in places for word in (flag, place)])
+
+    kind = resource.RLIMIT_NOFILE
+    before = resource.getrlimit(kind)
+    sshd = ssh_hosts.pids["a"]
+    of_sshd = resource.prlimit(sshd, kind)
+    resource.setrlimit(kind, (300, before[1]))
+    try:
+        with Connection(Host("a"), way("-L")) as connection:
+            assert connection.ask("echo") is None
+        resource.prlimit(sshd, kind, (300, of_sshd[1]))
+        with pytest.raises(SetupError, match=r"600 ports were to be forwarded.*LimitNOFILE"):
+            Connection(Host("a"), way("-R"))
+    finally:
+        resource.setrlimit(kind, before)
+        resource.prlimit(sshd, kind, of_sshd)
 
 
 @pytest.mark.parametrize("words", [(), ("--on", "ray")])

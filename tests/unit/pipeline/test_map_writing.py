@@ -23,7 +23,10 @@ from muster.pipeline.writing import RowWriter
 
 def counters(*, keep_going: bool = False) -> Any:
     plan = MapPlan(source={"columns": []}, stages=(), base_folder="", keep_going=keep_going)
-    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0, rejected_in=Counter())
+    return SimpleNamespace(
+        plan=plan, num_rows=0, num_rejected=0, num_stored=0, num_rejects_stored=0,
+        rejected_in=Counter(),
+    )  # fmt: skip
 
 
 def bad(number: int) -> Row:
@@ -50,6 +53,25 @@ def test_rejects_before_the_first_success_are_stored_as_what_they_are(tmp_path: 
     lost = [json.loads(line)["row"] for line in journal.bad_path.read_text().splitlines()]
     assert (kept, lost) == ([1, 3, 4, 6, 7], [0, 2, 5])
     journal.close()
+
+
+def test_rows_count_once_they_are_in_the_journal(tmp_path: Path) -> None:
+    """Those that wait for a first success are done again where their worker ends before it."""
+    journal, worker = Journal(tmp_path, "k"), counters()
+    writer = RowWriter(worker, journal, lambda row: row)
+
+    def counted() -> tuple[int, int, int]:
+        return worker.num_stored, worker.num_rejects_stored, worker.rejected_in["s"]
+
+    several = Row(1, 1, [], [Failure("s", "bad")] * 3)  # it became three records
+    writer.store([bad(0), several])
+    assert counted() == (0, 0, 0)
+    writer.store([good(2)])
+    assert counted() == (3, 2, 4)
+    writer.store([bad(3), good(4)])
+    assert counted() == (5, 3, 5)
+    journal.close()
+    assert worker.num_stored == journal.num_done
 
 
 @pytest.mark.parametrize("seed", range(20))

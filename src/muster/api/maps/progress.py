@@ -11,10 +11,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import orjson
 
@@ -34,8 +33,9 @@ _LEAST_S, _PART = 1.0, 1 / 500
 
 @dataclass
 class RecordCount:
-    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts;
-    ``rejected_in``: by this one, by the names of stages."""
+    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts, of
+    which ``rejected_before`` were rejected, by however many stages; ``rejected_in``: by this one,
+    by the names of stages."""
 
     total: int
     before: int = 0
@@ -49,7 +49,7 @@ class RecordCount:
         numbers = view.numbers
         now = time.monotonic()
         done = min(self.total, self.before + int(numbers.get("records", 0)))
-        # Rows of chunks that were begun again count again.
+        # Rows that a host took along when it was lost are done, and counted, again.
         rejected = min(done, self.rejected_before + int(numbers.get("rejected", 0)))
         tokens = int(numbers.get("tokens", 0))
         self.rejected_in = {
@@ -95,18 +95,46 @@ class RecordCount:
         return "".join(f" · {part}" for part in parts)
 
 
+@dataclass(frozen=True)
+class Rejects:
+    """``num_rows``: those with a reject; a row that became several records may have several.
+    ``stages``: how many records each has rejected."""
+
+    num_rows: int = 0
+    stages: Counter[str] = field(default_factory=Counter)
+
+
+def rejects_so_far(folder: RunFolder) -> Rejects:
+    """What finished chunks have rejected."""
+    num_rows, stages = 0, Counter[str]()
+    for part in parts_of(folder):
+        if part.errors is None:
+            continue
+        rows = set[int]()
+        with suppress(FileNotFoundError), part.errors.open("rb") as lines:
+            for line in lines:
+                with suppress(ValueError, KeyError):
+                    record = orjson.loads(line)
+                    rows.add(record["row"])
+                    stages[record["stage"]] += 1
+        num_rows += len(rows)
+    return Rejects(num_rows, stages)
+
+
 class ProgressCurve:
     """Writes ``metrics.jsonl``. A start that goes on marks its place there, because rows of chunks
     that were not finished may count again. Made before anything runs."""
 
-    def __init__(self, folder: RunFolder, count: RecordCount, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: RunFolder, count: RecordCount, before: Rejects, warn: Callable[[str], None]
+    ) -> None:
         self._folder = folder
         self._count = count
         self._warn = warn
         self._begun_s = self._due_s = time.monotonic()
         self._written: tuple[int, int, Mapping[str, int]] = (0, 0, {})
         self._is_marked = self._has_failed = False
-        self._before = _rejected_in(folder) if count.rejected_before else Counter[str]()
+        self._before = before.stages
 
     def look(self) -> None:
         """Write a line if it is time, and if records were done since the last. The line of the last
@@ -123,7 +151,7 @@ class ProgressCurve:
         if counts is None:
             self._write()
         else:
-            self._line(counts.num_in, counts.num_rejected, _rejected_in(self._folder))
+            self._line(counts.num_in, counts.num_rejected, rejects_so_far(self._folder).stages)
 
     def _write(self) -> None:
         if (view := self._count.last) is not None:
@@ -147,20 +175,6 @@ class ProgressCurve:
             if not self._has_failed:
                 self._has_failed = True
                 self._warn(f"the progress curve of this map has gaps: {error}")
-
-
-def _rejected_in(folder: RunFolder) -> Counter[str]:
-    """Of finished chunks how many records each stage has rejected."""
-    return Counter(_stages(part.errors for part in parts_of(folder)))
-
-
-def _stages(paths: Iterable[Path | None]) -> Iterable[str]:
-    for path in paths:
-        if path is not None:
-            with suppress(FileNotFoundError), path.open("rb") as lines:
-                for line in lines:
-                    with suppress(ValueError, KeyError):
-                        yield orjson.loads(line)["stage"]
 
 
 _EVERY_S = 2.0

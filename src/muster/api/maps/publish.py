@@ -285,7 +285,7 @@ def check_not_input(job: MapJob) -> None:
         return
     text = job.input.removeprefix("hf:")
     if text == job.input:
-        files = [found.path for found in find_files(text)]
+        files = [found.path for found in find_files(text)[0]]
     else:
         files = [Path(text).expanduser()]
     output = job.output.path

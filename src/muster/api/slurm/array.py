@@ -317,15 +317,19 @@ def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | No
     record = read_array(folder)
     if record is None:
         return None
-    elements = [folder.element(n) for n in element_numbers(folder, record.elements)]
-    begun = [element for element in elements if element.ledger.exists()]
+    elements = {n: folder.element(n) for n in element_numbers(folder, record.elements)}
+    begun = {n: element for n, element in elements.items() if element.ledger.exists()}
     counts = dict.fromkeys(TaskState, 0)
-    for element in begun:
+    for element in begun.values():
         for state, number in Run(element.path).counts().items():
             counts[state] += number
     if not counts[TaskState.STOPPED]:  # only a search has some, so zero is not shown
         del counts[TaskState.STOPPED]
-    found = [item for _, item in _found(folder)] if asks_slurm else []
-    num_queued = sum(item.waits for item in found)
-    num_running = max(sum(map(is_held, begun)), sum(item.is_alive for item in found) - num_queued)
-    return ArrayProgress(len(elements), len(begun), num_running, num_queued, counts)
+    found = _found(folder) if asks_slurm else []
+    # SLURM runs an element some seconds before that has a ledger: it has begun all the same.
+    running = {n for n, element in begun.items() if is_held(element)}
+    running |= {n for n, item in found if item.is_alive and not item.waits}
+    num_queued = sum(item.waits for _, item in found)
+    return ArrayProgress(
+        len(elements), len(begun.keys() | running), len(running), num_queued, counts
+    )

@@ -23,7 +23,6 @@ from muster.base.flags import (
     check_least,
     parse_duration,
     parse_memory_mib,
-    typed_flag,
 )
 from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.gang.spec import Start
@@ -34,6 +33,8 @@ _LOCAL = ("local",)
 #: Where devices are this machine's: a cluster has a queue of its own.
 _HERE = ("local", "inline")
 _WITHOUT_END_S = 3650 * 86_400.0
+_NO_SETUP = "--setup has no effect without --hosts or --on slurm."
+_SETUP_HERE = "run the line in this terminal before muster."
 
 
 def _count(text: str, flag: str) -> str:
@@ -224,6 +225,9 @@ class SweepOptions(DeviceOptions, KeptOptions):
             if self.executor != "local":
                 raise UsageError(f"--hosts has no effect with --on {self.executor}.")
             object.__setattr__(self, "executor", "ray")  # which is what runs there
+        if self.cluster.hosts_setup and self.cluster.hosts is None and self.executor != "slurm":
+            is_here = self.executor == "local"
+            raise UsageError(_NO_SETUP, hint=_SETUP_HERE if is_here else None)
         check_least(self, retries=0, retry_exceptions=0, gpus_per_task=1)
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
@@ -334,9 +338,11 @@ class GangOptions(DeviceOptions, KeptOptions):
     hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_LOCAL)] = None
     """With --hosts: the Python of the hosts that has Muster, if its path differs from the one
     here."""
-    hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_LOCAL)] = ()
-    """With --hosts: a line of bash that each host runs before Python is looked for, such as
-    'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
+    hosts_setup: Annotated[
+        tuple[str, ...], Flag(name="setup", metavar="LINE", engines=("local", "slurm"))
+    ] = ()
+    """With --hosts or --on slurm: a line of bash that each host runs before Python is looked for,
+    or each job before its work, such as 'module load cuda'. May be given several times."""
     ranks_of_nodes: Annotated[tuple[int, ...], Flag(is_hidden=True)] = ()
     slurm: Annotated[JobRequest | None, Flag(is_hidden=True)] = None
 
@@ -384,8 +390,10 @@ class GangOptions(DeviceOptions, KeptOptions):
 
     def _check_hosts(self) -> None:
         if self.hosts is None:
-            for name in (n for n in ("hosts_python", "hosts_setup") if getattr(self, n)):
-                raise UsageError(f"{typed_flag(self, name)} has no effect without --hosts.")
+            if self.hosts_python is not None:
+                raise UsageError("--hosts-python has no effect without --hosts.")
+            if self.hosts_setup and self.executor != "slurm":
+                raise UsageError(_NO_SETUP, hint=_SETUP_HERE)
             return
         parse_hosts(self.hosts)
         if self.executor != "local" or self.slurm is not None:

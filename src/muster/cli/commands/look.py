@@ -347,7 +347,7 @@ def _plain(progress: ArrayProgress) -> dict[str, Any]:
 def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
     if progress is None:
         return []
-    num_ended = max(0, progress.num_begun - progress.num_running)
+    num_ended = progress.num_begun - progress.num_running
     parts = {"at work": progress.num_running, "queued": progress.num_queued, "ended": num_ended}
     shown = ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
     done, failed = progress.counts[TaskState.DONE], progress.counts[TaskState.FAILED]

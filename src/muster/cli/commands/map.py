@@ -105,6 +105,8 @@ def _show_plan(parsed: MapCommand, plan: Any) -> None:
     num_chunks = prepared.workload.total
     chunks = count(num_chunks, "chunk")
     output.say(f"records  {plan.num_rows:,} in {chunks}")
+    if plan.left_out:
+        output.say(f"left out {plan.left_out}")
     if plan.columns:
         output.say(f"columns  {', '.join(plan.columns)}")
     output.say(f"output   {job.output.path}")

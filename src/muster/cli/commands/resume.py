@@ -371,6 +371,9 @@ def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] 
         gone |= _DEVICES | _of_hosts(before, typed)
         if _said(before, "hosts") and not _said(typed, "hosts") and not _said(before, "executor"):
             engines = engines or {"local"}
+    was = _said(before, "executor") or ("ray" if _said(before, "hosts") else "local")
+    if engines - {was}:  # those lines were for the machines of before
+        gone.add("hosts_setup")
     kept = [one for one in before.but(gone) if _works_on(engines, one)]
     return dataclasses.replace(before, said=(*kept, *typed.said)).saying(run_dir=path)
 

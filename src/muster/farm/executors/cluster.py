@@ -15,7 +15,13 @@ from muster.base.flags import Flag, check_least, parse_duration
 from muster.base.shown_text import count, shown_mib
 from muster.farm.task import TargetSpec
 from muster.hosts.names import LOCAL, Host, parse_hosts
-from muster.slurm.request import CORES_PER_GPU, JobRequest, SlurmOptions, memory_mib
+from muster.slurm.request import (
+    CORES_PER_GPU,
+    JobRequest,
+    SlurmOptions,
+    memory_mib,
+    setup_of_job,
+)
 
 #: Executors whose workers run on machines that an engine hands out; they take no device here.
 CLUSTERS = ("slurm", "ray")
@@ -58,9 +64,9 @@ class ClusterRequest(SlurmOptions):
     hosts_python: Annotated[str | None, Flag(metavar="PATH", engines=_RAY)] = None
     """With --hosts: the Python of the hosts that has Muster, if its path differs from the one
     here."""
-    hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_RAY)] = ()
-    """With --hosts: a line of bash that each host runs before Python is looked for, such as
-    'source ~/venv/bin/activate' or 'module load cuda'. May be given several times."""
+    hosts_setup: Annotated[tuple[str, ...], Flag(name="setup", metavar="LINE", engines=_BOTH)] = ()
+    """With --hosts or --on slurm: a line of bash that each host runs before Python is looked for,
+    or each job before its work, such as 'module load cuda'. May be given several times."""
     through_ssh: Annotated[bool, Flag(engines=_RAY)] = False
     """With --hosts: Ray's connections go through SSH also where the hosts reach each other. They
     are encrypted then, and Ray's ports are open to nobody on the network."""
@@ -102,8 +108,6 @@ class ClusterRequest(SlurmOptions):
                 )
         elif self.hosts_python is not None:
             raise UsageError("--hosts-python has no effect without --hosts.")
-        elif self.hosts_setup:
-            raise UsageError("--setup has no effect without --hosts.")
         elif self.through_ssh:
             raise UsageError("--through-ssh has no effect without --hosts.")
 
@@ -158,6 +162,7 @@ class ClusterRequest(SlurmOptions):
         asked = {one.name: getattr(self, one.name) for one in dataclasses.fields(SlurmOptions)}
         if self.task_memory_mib is not None and self.memory is None and not self.memory_parts:
             asked["memory"] = f"{math.ceil(self.task_memory_mib) + _PILOT_MIB}M"
+        asked["setup_lines"] = (*self.setup_lines, *setup_of_job(self.hosts_setup))
         return JobRequest(
             gpus_per_node=num_gpus,
             cpus_per_node=self.cpus_per_worker,

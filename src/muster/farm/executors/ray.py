@@ -178,7 +178,7 @@ class RayExecutor:
     def _is_ready(self, timeout_s: float) -> bool:
         """Whether there is a cluster to ask for actors; without a first call nobody needs one."""
         if self._session is None:
-            self._session = RaySession(_import_ray, self._request, self._folder.whole.name)
+            self._session = RaySession(_import_ray, self._request, RunFolder(self._folder.whole))
             _ = self._kept_code  # while Ray starts
         if not self._session.is_ready(timeout_s):
             return False

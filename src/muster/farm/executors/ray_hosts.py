@@ -12,8 +12,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
@@ -32,6 +32,7 @@ from muster.hosts.check import (
 )
 from muster.hosts.connection import BACK_OFF_S, Circle, Connection, Way
 from muster.hosts.names import LOCAL, Host, parse_hosts
+from muster.run.folder import RunFolder
 
 _START_S = 120.0
 _LOOK_EVERY_S = 0.5
@@ -118,10 +119,10 @@ class RayHosts:
     taken back when it can be reached again.
     """
 
-    def __init__(self, request: ClusterRequest, token: str, run: str) -> None:
+    def __init__(self, request: ClusterRequest, token: str, folder: RunFolder) -> None:
         self.address = ""
         self.news: SimpleQueue[str] = SimpleQueue()
-        self._request, self._token, self._run = request, token, run
+        self._request, self._token, self._folder = request, token, folder
         self._circle = Circle()
         self._way = Way(request.hosts_python, request.hosts_setup, self._circle)
         self._connections: dict[str, Connection] = {}  # by host
@@ -214,12 +215,12 @@ class RayHosts:
         # All import Ray at once, and the nodes wait for the address of the head.
         with ThreadPoolExecutor(len(far) + 1) as pool:
             try:
-                list(pool.map(self._begin, (near, *far)))
+                _first_failure(pool, self._begin, (near, *far))
                 self.address = self._finish(near)
                 self._has_head.set()
                 if near.workers:
                     self._has_room.set()
-                list(pool.map(self._join, far))
+                _first_failure(pool, self._join, far)
             except BaseException:
                 self._hang_up(far)
                 raise
@@ -261,7 +262,11 @@ class RayHosts:
         opened = open_all(ways, known)
         self._connections |= {one.host.name: one for one in opened}
         with ThreadPoolExecutor(len(far)) as pool:
-            list(pool.map(self._lead, opened, forwards))
+            try:
+                _first_failure(pool, self._lead, opened, forwards)
+            except BaseException:
+                self._hang_up(far)
+                raise
 
     def _lead(self, connection: Connection, forwards: ray_links.Forwards) -> None:
         ray_links.connect(connection, self._connections[LOCAL], forwards, self._leading)
@@ -322,7 +327,7 @@ class RayHosts:
         connection = self._connections[name]
         gpus = connection.facts["gpus"] if node.gpus else ()
         uuids = [gpu["uuid"] for gpu in gpus if gpu["index"] in node.gpus]
-        if uuids and (held := connection.ask("lease", uuids, self._run)):
+        if uuids and (held := connection.ask("lease", uuids, self._folder.name)):
             raise SetupError(
                 f"A GPU of {name} is taken: {clean_text('; '.join(held))}.",
                 hint=f"wait until that ends (`muster queue` on {name} shows it), or name others.",
@@ -360,12 +365,33 @@ class RayHosts:
         if not node.host.is_local:
             connection.ask("write", "head", self.address)
         answer = connection.ask("wait", ray_node.STARTED, _START_S, limit_s=_START_S + 30)
-        if "error" in answer:
+        if "said" not in answer:
+            log = str(answer["log"])
+            why = ray_node.reason(log, answer["code"], _START_S)
             raise SetupError(
-                f"Ray could not be started on {name}: {clean_text(str(answer['error']))}",
+                f"Ray could not be started on {name}: {why}.{self._keep_log(name, log)}",
                 hint=f"see what `muster hosts check {name}` says.",
             )
         return str(answer["said"])
+
+    def _keep_log(self, name: str, text: str) -> str:
+        """Where the log of Ray's start is from now on, in a sentence: it goes on the host."""
+        path = self._folder.ray_log(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="replace")
+        except OSError as error:
+            return f" Its log could not be kept in {path}: {error.strerror}."
+        return f" Its log is {path}."
+
+
+def _first_failure(
+    pool: ThreadPoolExecutor, work: Callable[..., Any], *given: Sequence[Any]
+) -> None:
+    """Do it with each of these at once. What goes wrong first is raised then, and not when its turn
+    comes: who does not answer at all is waited for long."""
+    for done in as_completed([pool.submit(work, *each) for each in zip(*given, strict=True)]):
+        done.result()
 
 
 def _told(broken: Sequence[tuple[str, str, str]]) -> str:

@@ -70,10 +70,17 @@ def find_ports(
 ) -> dict[str, Ports]:
     """Ports that are free on all of the hosts, as each listens for all others too."""
     count = sum(len(one.all) for one in share_out(0, workers, head).values()) + len(workers)
+    if count > _HIGHEST - _LOWEST:
+        raise SetupError(
+            f"{sum(workers.values()):,} workers on {len(workers):,} machines take {count:,} ports, "
+            f"and Ray's connections through SSH have {_HIGHEST - _LOWEST:,} (from {_LOWEST:,} to "
+            f"{_HIGHEST:,}).",
+            hint="use fewer hosts or workers, or have the hosts reach each other without SSH.",
+        )
     with ThreadPoolExecutor(len(connections)) as pool:  # some are far away
         list(pool.map(lambda one: one.ask("use", far_relay.__name__), connections))
         for _ in range(_TRIES):
-            first = random.randrange(_LOWEST, _HIGHEST - count)
+            first = random.randrange(_LOWEST, _HIGHEST - count + 1)
             if all(pool.map(partial(_are_free, first=first, count=count), connections)):
                 return share_out(first, workers, head)
     raise SetupError(

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+from muster.base.held_port import held_port
 from muster.base.settings import kept_environment
+from muster.base.shown_text import clean_text
 from muster.farm.executors.ray_fork import Forks
 
 STARTED = "Ray is up"
 _EVERY_S = 0.02
+_END_BYTES = 4096
 #: Flags of the raylet that start its agents; it adds words of its own behind the command.
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 _NOBODY = 'sh -c "exec sleep 2147483647"'  # which ends with whoever kills it
@@ -66,7 +69,7 @@ def main(settings: dict[str, Any]) -> str:
         forks = Forks(f"{settings['temp_dir']}.forks", imports)
     if place is not None:
         settings["gcs_address"] = _wait_for(Path(place))
-    ports = dict(zip(_AGENT_PORTS, _free_ports(), strict=True))
+    ports = {name: held_port() for name in _AGENT_PORTS}  # at which nobody is to listen
 
     class LeanNode(Node):
         def start_api_server(self, **_: Any) -> None:
@@ -123,15 +126,32 @@ def _wait_for(path: Path) -> str:
     return path.read_text()
 
 
-def _free_ports() -> list[int]:
-    """As many as there are agents; all are held until the last has been found."""
-    sockets = [socket.create_server(("", 0)) for _ in _AGENT_PORTS]
+def reason(log: str, code: int | None, limit_s: float) -> str:
+    """Why Ray is not up after so many seconds, in a line: what this program said last, before it
+    ended with ``code``, if it did.
+    """
+    lines = [line.strip() for line in clean_text(log).splitlines() if line.strip()]
+    last = lines[-1][-400:].rstrip(".") if lines else "it has said nothing"
+    if code is None:
+        return f"it was not up after {limit_s:g} s; it said last: {last}"
+    return last if code > 0 else f"signal {-code} ended it; it said last: {last}"
+
+
+def told(settings: dict[str, Any]) -> str:
+    """Why it has ended, or could not be started. Before that it prints what is known of it: the
+    traceback, and the ends of what Ray's own processes have logged, which go with their folder.
+    """
+    folder = Path(settings.get("temp_dir", "r"))
     try:
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        why = main(settings)
+    except Exception as error:
+        traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+    for path in sorted(folder.glob("session_2*/logs/*")):
+        if path.is_file() and (text := path.read_bytes()[-_END_BYTES:].strip()):
+            sys.stderr.write(f"--- the end of {path.name}\n{text.decode(errors='replace')}\n")
+    return f"\n{why}"
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(told(json.loads(sys.argv[1])))

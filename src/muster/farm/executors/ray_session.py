@@ -23,6 +23,7 @@ from muster.base.shown_text import shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
 from muster.farm.executors.ray_links import ADDRESS
+from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
 #: What a start of Ray may take to end once what it waits for is gone.
@@ -42,7 +43,7 @@ class RaySession:
     """
 
     def __init__(
-        self, import_ray: Callable[[], Any], request: ClusterRequest, run_name: str
+        self, import_ray: Callable[[], Any], request: ClusterRequest, folder: RunFolder
     ) -> None:
         self._request = request
         self._folder: str | None = None
@@ -57,7 +58,7 @@ class RaySession:
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
             self._guard = {**_GUARD, "RAY_AUTH_TOKEN": token}  # no file, that a killed one leaves
-            self._hosts = RayHosts(request, token, run_name)
+            self._hosts = RayHosts(request, token, folder)
         try:
             self.ray = import_ray()
             self._is_ours = not self.ray.is_initialized()  # or the program's that called us

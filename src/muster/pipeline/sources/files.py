@@ -6,7 +6,6 @@ Compressed files, streams and iterables become plain files beside the run, writt
 from __future__ import annotations
 
 import codecs
-import glob
 import hashlib
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import MissingPackageError, UsageError
-from muster.pipeline.sources.places import inside
+from muster.pipeline.sources.places import inside, matching
 
 _MOST = 10
 #: Larger files are known by samples and their time, see `files.fingerprint`.
@@ -115,20 +114,31 @@ class Found:
     path: Path
 
 
-def find_files(text: str) -> list[Found]:
-    """The data files that a path, folder or glob names, in natural order; all of one kind."""
-    path = Path(text).expanduser()
+def find_files(text: str) -> tuple[list[Found], str]:
+    """The data files that a path, folder or glob names, in natural order; all of one kind. And in
+    words what was left out of them.
+    """
+    path, left_out = Path(text).expanduser(), ""
     if path.is_dir():
-        found = [item for item in map(_found, inside(path)) if item is not None]
+        files, left_out = inside(path)
+        found = [item for item in map(_found, files) if item is not None]
         if not found:
-            raise UsageError(f"The folder {text} holds no data files.", hint=f"known: {_KNOWN}.")
+            raise UsageError(
+                f"The folder {text} holds no data files{_without(left_out)}.",
+                hint=f"known: {_KNOWN}.",
+            )
     elif path.exists():
         found = [_known(path)]
     elif any(sign in text for sign in "*?["):
-        names = glob.glob(str(path), recursive=True)  # noqa: PTH207, absolute patterns too
-        found = [_known(Path(name)) for name in names if not Path(name).is_dir()]
+        files, left_out = matching(path)
+        found = [_known(name) for name in files]
         if not found:
-            raise UsageError(f"No file matches {text}.", hint="quote the pattern for the shell.")
+            raise UsageError(
+                f"No file matches {text}{_without(left_out)}.",
+                hint="name a file or the folder of a run to read what it holds."
+                if left_out
+                else "quote the pattern for the shell.",
+            )
     else:
         raise UsageError(
             f"There is no file or folder {text}.",
@@ -140,7 +150,11 @@ def find_files(text: str) -> list[Found]:
             f"{text} mixes kinds of files: {', '.join(kinds)}.",
             hint=f"name one kind with a pattern, such as '{path}/*.{kinds[0]}'.",
         )
-    return sorted(found, key=lambda item: _natural(str(item.path)))
+    return sorted(found, key=lambda item: _natural(str(item.path))), left_out
+
+
+def _without(left_out: str) -> str:
+    return f", beside {left_out}" if left_out else ""
 
 
 def check_start(path: Path, name: str, kind: str) -> None:

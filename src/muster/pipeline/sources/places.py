@@ -4,22 +4,59 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
+from muster.base.shown_text import count
 from muster.run.folder import EXPERIMENT_FILE, RunFolder
 
 
-def inside(folder: Path) -> Iterator[Path]:
+class Places(NamedTuple):
+    """``left_out``: what was passed by because runs have it, in words; empty for nothing."""
+
+    files: list[Path]
+    left_out: str
+
+
+def inside(folder: Path) -> Places:
     """Files at any depth; hidden ones, those of other tools (``_SUCCESS``) and those of runs are
     not data.
     """
+    files: list[Path] = []
+    num_runs = 0
     for place, folders, names in os.walk(folder):
         here = Path(place)
-        folders[:] = [name for name in folders if _is_data(name) and not _is_run(here / name)]
-        yield from (here / name for name in names if _is_data(name) and (here / name).is_file())
+        data = [name for name in folders if _is_data(name)]
+        folders[:] = [name for name in data if not _is_run(here / name)]
+        num_runs += len(data) - len(folders)
+        files += [here / name for name in names if _is_data(name) and (here / name).is_file()]
+    return Places(files, f"{count(num_runs, 'folder')} of runs" if num_runs else "")
+
+
+def matching(pattern: Path) -> Places:
+    """The files that a pattern names, without those that lie in folders of runs which it happens to
+    go through. One that says no more than where the runs are, as ``runs/*/results.csv``, means
+    them.
+    """
+    parts = pattern.absolute().parts
+    names = glob.glob(str(pattern), recursive=True)  # noqa: PTH207, absolute patterns too
+    found = [path for path in map(Path, names) if not path.is_dir()]
+    is_run = cache(_is_run)
+    files = [path for path in found if not _is_by_the_way(path.absolute(), parts, is_run)]
+    num_left = len(found) - len(files)
+    return Places(files, f"{count(num_left, 'file')} in folders of runs" if num_left else "")
+
+
+def _is_by_the_way(file: Path, pattern: Sequence[str], is_run: Callable[[Path], bool]) -> bool:
+    """Whether it lies in a run that the pattern does not mean."""
+    if "**" not in pattern and not glob.has_magic(pattern[-1]):
+        return False
+    num_fixed = len([*takewhile(lambda part: not glob.has_magic(part), pattern)])
+    return any(is_run(folder) for folder in file.parents if len(folder.parts) > num_fixed)
 
 
 def is_named(file: Path, text: str) -> bool:
@@ -28,7 +65,9 @@ def is_named(file: Path, text: str) -> bool:
     real = Path(os.path.realpath(file.parent)) / file.name
     if place.is_dir():
         return _is_inside(real, Path(os.path.realpath(place)))
-    return not place.exists() and _fits(real.parts, _real_pattern(place))
+    pattern = _real_pattern(place)
+    is_meant = not place.exists() and _fits(real.parts, pattern)
+    return is_meant and not _is_by_the_way(real, pattern, _is_run)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:

@@ -232,7 +232,8 @@ LEAST_ROWS = 256
 class Source:
     """Made by ``table.open_input``; opened again from ``describe()`` it is the same.
 
-    Without ``folder``, ``shards`` looks for its cuts each time.
+    Without ``folder``, ``shards`` looks for its cuts each time. ``left_out``: of the files that
+    were named, in words, where it has just been opened.
     """
 
     description: Mapping[str, Any]
@@ -240,6 +241,7 @@ class Source:
     selection: Selection
     conditions: tuple[Condition, ...] = ()
     folder: Path | None = None
+    left_out: str = ""
 
     def describe(self) -> Mapping[str, Any]:
         """JSON: kind, columns, selection, and of each file path, size, time and sampled hash."""

@@ -55,7 +55,7 @@ def open_input(
         return _from_hub(text.removeprefix("hf:"), selection, options, folder)
     _refuse(options, text, _OF_THE_HUB)
     files: list[dict[str, Any]] = []
-    found = find_files(text)
+    found, left_out = find_files(text)
     kind = found[0].kind
     if kind == "parquet":
         _refuse(options, text, _OF_TEXT)
@@ -75,7 +75,8 @@ def open_input(
         except PermissionError:
             raise UsageError(f"You may not read {item.path}.") from None
         files.append(entry)
-    return _opened(kind, files, selection, folder, text, _reading(options, encoding))
+    source = _opened(kind, files, selection, folder, text, _reading(options, encoding))
+    return dataclasses.replace(source, left_out=left_out)
 
 
 def _reading(options: InputOptions, encoding: str | None) -> dict[str, str]:

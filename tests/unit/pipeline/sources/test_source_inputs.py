@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tests.conftest import MusterCli
 
 from muster.base.errors import UnknownNameError, UsageError
 from muster.pipeline.sources.files import find_files, fingerprint, spool_stream
@@ -291,16 +293,57 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     assert peaks[2] < 1.1 * peaks[1]
 
 
-def test_a_folder_is_read_without_the_runs_in_it(tmp_path: Path) -> None:
-    for name in ("runs/a", "runs/deep/b", "runs/c", "data", "_tool", ".git"):
+@pytest.fixture
+def among_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs a, b and c in a folder beside data, and a file ``run.json`` that is somebody's own."""
+    for name in ("runs/a", "runs/deep/b/logs", "runs/c", "data", "_tool", ".git"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "metrics.jsonl").write_text("{}\n")
+        place = tmp_path / name.removesuffix("/logs")
+        (place / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "runs" / "a" / "ledger.sqlite").touch()
-    (tmp_path / "runs" / "deep" / "b" / "logs").mkdir()
     (tmp_path / "runs" / "deep" / "b" / "run.json").write_text("{}")
     (tmp_path / "runs" / "c" / "experiment.json").write_text("{}")
-    (tmp_path / "data" / "run.json").write_text("{}\n")  # somebody's own
-    found = [item.path.relative_to(tmp_path).as_posix() for item in find_files(str(tmp_path))]
-    assert found == ["data/metrics.jsonl", "data/run.json"]
-    [named] = find_files(str(tmp_path / "runs" / "a"))
-    assert named.path.name == "metrics.jsonl"
+    (tmp_path / "data" / "run.json").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "found", "left_out"),
+    [
+        (".", ["data/metrics.jsonl", "data/run.json"], "3 folders of runs"),
+        ("runs/a", ["runs/a/metrics.jsonl"], ""),
+        ("runs/a/metrics.jsonl", ["runs/a/metrics.jsonl"], ""),
+        ("**/*.jsonl", ["_tool/metrics.jsonl", "data/metrics.jsonl"], "3 files in folders of runs"),
+        ("{}/**/*.jsonl", ["_tool/metrics.jsonl", "data/metrics.jsonl"], "3 files in folders of"),
+        ("**/metrics.jsonl", ["_tool/metrics.jsonl", "data/metrics.jsonl"], "3 files in folders"),
+        ("data/*.jsonl", ["data/metrics.jsonl"], ""),
+        ("runs/a/*.jsonl", ["runs/a/metrics.jsonl"], ""),
+        ("runs/a/**/*.jsonl", ["runs/a/metrics.jsonl"], ""),
+        ("runs/*/metrics.jsonl", ["runs/a/metrics.jsonl", "runs/c/metrics.jsonl"], ""),
+        ("runs/*/*.jsonl", [], "2 files in folders of runs"),
+        ("runs", [], "3 folders of runs"),
+    ],
+)
+def test_runs_are_read_where_they_are_named_and_not_by_the_way(
+    among_runs: Path, named: str, found: list[str], left_out: str
+) -> None:
+    named = named.format(among_runs)
+    if not found:
+        with pytest.raises(UsageError, match=f"{re.escape(named)}.*, beside {left_out}"):
+            find_files(named)
+        return
+    files, said = find_files(named)
+    assert [item.path.relative_to(among_runs).as_posix() for item in files] == found
+    assert said.startswith(left_out) and bool(said) == bool(left_out)
+
+
+@pytest.mark.thorough
+def test_what_is_left_out_is_said(among_runs: Path, muster_main: MusterCli) -> None:
+    (among_runs / "s.py").write_text("def same(record):\n    return record\n")
+    words = ("map", "s.py:same", "--input", "**/*.jsonl", "--output", "out.csv", "--on", "inline")
+    done = muster_main(*words, "--dry-run")
+    assert "left out 3 files in folders of runs\n" in done.stdout, done.stderr
+    done = muster_main(*words)
+    assert "**/*.jsonl is read without 3 files in folders of runs; name one" in done.stderr
+    assert "2 records in" in done.stdout
