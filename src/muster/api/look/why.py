@@ -16,6 +16,7 @@ from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
+from muster.api.start.code_watch import EVENT as CODE_CHANGED
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word
@@ -196,9 +197,12 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     """What ended the last start, where the work was not done by then; of one that goes on, what
     has happened to it.
     """
-    if status.state in ("done", "not begun", "queued", "starting again"):
+    if status.state in ("not begun", "queued", "starting again"):
         return
     since = _last_start(run.folder)
+    if status.state == "done":
+        yield from _changed_code(run.folder)
+        return
     if status.is_running:
         yield from [str(event["text"]) for event in since if event.get("text")][-_MOST_NOTES:]
         return
@@ -214,6 +218,19 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
     if status.state == "refused" and (message := last_word(run.folder).get("message")):
         yield str(message)
+
+
+def _has_paused(folder: RunFolder) -> bool:
+    """Whether its last start gave up because all tasks failed alike."""
+    return any(event.get("event") == "paused" for event in _last_start(folder))
+
+
+def _changed_code(folder: RunFolder) -> Iterator[str]:
+    """What a table does not say: that its results may be of more than one code."""
+    found = (
+        str(one["text"]) for one in read_journal(folder.events) if one.get("event") == CODE_CHANGED
+    )
+    yield from dict.fromkeys(found)
 
 
 def _last_start(folder: RunFolder) -> list[dict[str, Any]]:
@@ -266,6 +283,8 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
                 if one.failed and one.named:
                     yield f"muster logs {quoted} {one.named[0].split()[0]}"
                     break
+            yield _again(run)
+        case "stopped" if _has_paused(run.folder) and status.counts.get("failed"):
             yield _again(run)
         case "saved" | "refused" | "not begun" | "not written":
             yield goes_on
