@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from muster.base import cells
@@ -319,6 +320,13 @@ def _explained(error: OSError, folder: RunFolder) -> SetupError:
             f"{folder.path} is gone: it was moved or removed while the run was at work.",
             hint="if it was moved, all that was finished moved with it; go on where it is now: "
             "muster resume NEW_PLACE",
+        )
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if where and not Path(where).absolute().is_relative_to(folder.path.absolute()):
+        return SetupError(  # such as a Python environment that was moved, with workers to start
+            f"Cannot use {where}, which the run in {folder.path} needs: {error.strerror or error}.",
+            hint="nothing finished is lost; put that right, and run the same command again to "
+            "go on.",
         )
     return explain_os_error(error, "use the run folder", folder.path)
 
