@@ -24,6 +24,7 @@ from tests.tracked import gang_folder
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
 from muster.base.errors import TargetError
+from muster.devices.tickets import Note
 from muster.farm.task import TaskState
 from muster.run import session
 from muster.run.folder import RunFolder
@@ -431,3 +432,20 @@ def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: Mus
         other.kill()
         other.wait()
     assert f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {other.pid}" in said
+
+
+@pytest.mark.parametrize("command", ["status", "why", "attach", "wait", "cancel", "logs"])
+def test_a_run_that_waits_for_gpus_is_not_unknown(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """After `--wait --detach` all of them said "Unknown run", and proposed another one."""
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ticket = Note(tmp_path, "ticket", {"run": "later", "pid": 4711})
+    try:
+        refused = muster_main(command, "runs/later")
+    finally:
+        ticket.remove()
+    assert refused.returncode == 2 and "muster queue" in refused.stderr
+    assert "a run of this name waits for GPUs, in process 4711" in refused.stderr
+    assert "Unknown run" in muster_main(command, "runs/later").stderr
