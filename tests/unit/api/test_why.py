@@ -449,3 +449,12 @@ def test_a_run_that_waits_for_gpus_is_not_unknown(
     assert refused.returncode == 2 and "muster queue" in refused.stderr
     assert "a run of this name waits for GPUs, in process 4711" in refused.stderr
     assert "Unknown run" in muster_main(command, "runs/later").stderr
+
+
+def test_a_program_is_not_retried_by_a_resume_that_is_refused(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("run", "failed", tmp_path)
+    said = muster_main("retry", str(folder.path)).stderr
+    assert "there are no failed tasks" in said and "muster resume" not in said
+    assert "muster run " in said
