@@ -176,7 +176,7 @@ grid.teacher = ["${{other.model}}"]
         "bad": "failed", "after_bad": "waits", "other": "failed", "last": "waits",
     }  # fmt: skip
     told = json.loads(muster_main("why", "e", "--json").stdout)
-    assert told["state"] == "failed" and "bad is failed" in told["sentence"]
+    assert told["state"] == "failed" and "bad has failed" in told["sentence"]
     assert "it is broken" in told["causes"][0]["text"]
     assert "it is broken" in muster_main("errors", "e").stdout
     assert list(json.loads(muster_main("errors", "e", "--json").stdout)) == ["bad", "other"]

@@ -117,6 +117,18 @@ def test_without_a_terminal_flags_are_enough(muster_main: MusterCli) -> None:
 
 
 @pytest.mark.quick
+def test_a_sweep_that_would_be_refused_is_not_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """It printed `muster sweep work.py:f`, which the function cannot be called by, as good."""
+    monkeypatch.chdir(tmp_path)
+    Path("work.py").write_text("def f(lr: float): return lr\n")
+    words = ("launch", "--kind", "sweep", "--target", "work.py:f", "--devices", "cpu:1", "--print")
+    done = muster_main(*words)
+    assert done.returncode == 2 and "needs a value for lr" in done.stderr
+    assert muster_main(*words, "--grid", "lr=1,2").returncode == 0
+
+
 def test_without_a_terminal_what_is_missing_is_named(muster_main: MusterCli) -> None:
     done = muster_main("launch", "--kind", "sweep", "--print")
     assert done.returncode == 2

@@ -530,6 +530,8 @@ def test_an_output_of_somebody_else_is_not_touched(place: Path) -> None:
     [
         (["stages.py:square", "--output", "o.jsonl"], "There is nothing to read"),
         (["stages.py:square", "--input", "in.jsonl"], "no place for the result"),
+        (["stages.py:square", "--input", "-", "--output", "o.jsonl"], "neither standard input"),
+        (["stages.py:square", "--input", "in.jsonl", "--output", "-"], "neither standard input"),
         (["stages.py:square", "--input", "no.jsonl", "--output", "o.jsonl"], "no.jsonl"),
         (["stages.py:square", "--input", "empty.jsonl", "--output", "o.jsonl"], "empty"),
         (["stages.py:square", "--input", "wide.jsonl", "--output", "o.jsonl"], "UTF-16"),

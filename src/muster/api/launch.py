@@ -147,6 +147,7 @@ def _run(
 ) -> Run:
     # Here, for a dry run and a wrong option need none of it: it takes as long as all of theirs.
     from muster.api.runs import Run
+    from muster.api.start.code_watch import CodeWatch
     from muster.api.start.earlier_work import move_aside
     from muster.api.start.lending import Lending
     from muster.api.start.services import run_services, told_in_queue
@@ -193,7 +194,8 @@ def _run(
         )
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
-        beside = Housekeeping(services, options, settings, lending, rehearsal, audience.show)
+        watch = CodeWatch(workload.code, Path.cwd())
+        beside = Housekeeping(services, options, settings, lending, rehearsal, watch, audience.show)
         say = _say_nothing if workload.is_map else audience.say
         work = _work(workload, options, folder, slots, settings, head_start)
         rate = _gpus_per_worker(options, slots)

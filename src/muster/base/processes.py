@@ -107,6 +107,12 @@ def lineage() -> set[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it waits to be continued, as after Ctrl-Z."""
+    process = _read_stat(pid)
+    return process is not None and process.state in ("T", "t")
+
+
 def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0) -> list[int]:
     """Kill everything that belongs to ``mark``; returns what is still there after ``limit_s``.
 

@@ -205,6 +205,12 @@ def _job(
     output = places.output or (recipe.output if recipe is not None else None)
     if output is None:
         raise UsageError("There is no place for the result.", hint="add --output out.jsonl.")
+    if "-" in (where, str(output)):
+        raise UsageError(
+            "A map reads and writes files, and neither standard input nor output (-): it goes on "
+            "after a kill, which a pipe cannot.",
+            hint="write the records to a file first: --input data.jsonl --output out.jsonl.",
+        )
     return MapJob(
         name=name,
         stages=specs,

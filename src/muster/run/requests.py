@@ -166,8 +166,8 @@ def ask(
                     left.unlink(missing_ok=True)
     raise SetupError(
         f"The process that works on {folder.path} has not answered within {timeout_s:.0f} s.",
-        hint="it may be busy, be setting up its ranks, or run its tasks in its own process; ask "
-        "again.",
+        hint="it may be busy, be setting up its ranks, run its tasks in its own process, or be "
+        "stopped (Ctrl-Z), which muster status says; ask again.",
     )
 
 

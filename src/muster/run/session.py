@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from muster.base import cells
@@ -28,6 +29,7 @@ from muster.base.errors import (
     SetupError,
 )
 from muster.base.journal import Journal
+from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
 from muster.run.folder import RunFolder
 from muster.run.record import FolderId, RunRecord, own_id, read_run, write_run
@@ -185,6 +187,12 @@ def holder(folder: RunFolder) -> str:
     return f"{pid}{elsewhere}" if pid else ""
 
 
+def stopped_process(folder: RunFolder) -> str:
+    """The number of the process that works on the folder from here, if it is stopped (Ctrl-Z)."""
+    pid, _, elsewhere = holder(folder).partition(" ")
+    return pid if pid.isdigit() and not elsewhere and is_stopped(int(pid)) else ""
+
+
 def _is_alive_here(folder: RunFolder) -> bool:
     pid, _, elsewhere = holder(folder).partition(" ")
     if not pid.isdigit() or elsewhere:
@@ -297,12 +305,33 @@ def open_run(
             session = Session(folder, node, mailbox, fresh_id)
             try:
                 yield session
+            except OSError as error:
+                explained = _explained(error, folder)
+                session.close(explained)
+                raise explained from error
             except BaseException as error:
                 session.close(error)
                 raise
             session.close(None)
     except OSError as error:
-        raise explain_os_error(error, "use the run folder", folder.path) from error
+        raise _explained(error, folder) from error
+
+
+def _explained(error: OSError, folder: RunFolder) -> SetupError:
+    if error.errno == errno.ENOENT and not folder.path.exists():
+        return SetupError(
+            f"{folder.path} is gone: it was moved or removed while the run was at work.",
+            hint="if it was moved, all that was finished moved with it; go on where it is now: "
+            "muster resume NEW_PLACE",
+        )
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if where and not Path(where).absolute().is_relative_to(folder.path.absolute()):
+        return SetupError(  # such as a Python environment that was moved, with workers to start
+            f"Cannot use {where}, which the run in {folder.path} needs: {error.strerror or error}.",
+            hint="nothing finished is lost; put that right, and run the same command again to "
+            "go on.",
+        )
+    return explain_os_error(error, "use the run folder", folder.path)
 
 
 def _renew(folder: RunFolder, renew: Renew) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from tests.conftest import MusterCli
 
+from muster.api.start.code_watch import CodeWatch
 from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions, SweepOptions
 from muster.base.errors import EXIT_USAGE, PlanMismatchError
@@ -111,3 +115,37 @@ def test_an_element_has_the_code_of_its_array_from_the_first_start(tmp_path: Pat
         check_code(element, NEW, may_change=False)
     check_code(element, OLD, may_change=False)
     check_code(element, NEW, may_change=True)
+
+
+def test_a_file_that_changes_while_the_run_is_at_work_is_told_once(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    digest = sha256(b"x = 1\n").hexdigest()
+    watch = CodeWatch({"a.py": digest, "b.py": digest, "gone.py": digest}, tmp_path)
+    assert watch.news() == ""
+    (tmp_path / "a.py").write_text("x = 2\n")
+    (tmp_path / "b.py").touch()
+    assert watch.news().startswith("a.py changed while the run was at work")
+    assert watch.news() == ""
+    (tmp_path / "b.py").unlink()  # an editor that puts it back
+    assert watch.news() == ""
+    (tmp_path / "b.py").write_text("x = 3\n")
+    assert watch.news().startswith("b.py changed")
+
+
+@pytest.mark.thorough
+def test_a_sweep_whose_code_changes_says_that_both_may_be_in_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """A script is read anew by every task: the table held results of both without a word."""
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "import pathlib\nprint('loss=1')\npathlib.Path(__file__).write_text('print(\"loss=2\")')\n"
+    )
+    Path("t.py").write_text(script)
+    words = ("--grid", "x=1,2,3", "--metrics-from", r"stdout:loss=(?P<loss>\S+)")
+    program = ("--devices", "cpu:1", "--run-dir", "r", "--", sys.executable, "t.py", "{x}")
+    done = muster_main("sweep", *words, *program)
+    assert done.returncode == 0
+    assert "t.py changed while the run was at work." in done.stderr
+    assert "t.py changed while the run was at work." in muster_main("why", "r").stdout

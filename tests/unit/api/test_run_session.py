@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,27 @@ def _refuse(before: RunRecord | None) -> RunRecord:
 
 def _none() -> RunRecord:
     raise AssertionError("there was a record")
+
+
+def test_a_folder_that_is_moved_while_it_is_at_work_says_how_to_go_on(folder: RunFolder) -> None:
+    """It named the old place, hinted at another --run-dir, and kept no reason."""
+    moved = folder.path.with_name("moved")
+    with (
+        pytest.raises(SetupError, match=r"r is gone: it was moved or removed .*\n.*NEW_PLACE"),
+        open_run(folder, lambda before: renew_in(folder)) as session,
+    ):
+        session.begin()
+        folder.path.rename(moved)
+        folder.spent_json.write_text("{}")
+    *_, end = read_journal(RunFolder(moved).events)
+    assert end["event"] == "end" and "is gone" in end["error"]
+
+
+def test_what_is_missing_elsewhere_is_not_called_the_run_folder(folder: RunFolder) -> None:
+    """The Python environment was moved, and a worker was to be started: it blamed the folder."""
+    with (
+        pytest.raises(SetupError, match=r"Cannot use /no/python, .* needs: No such file"),
+        open_run(folder, lambda before: renew_in(folder)) as session,
+    ):
+        session.begin()
+        subprocess.Popen(["/no/python"])

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +24,8 @@ from tests.tracked import gang_folder
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
 from muster.base.errors import TargetError
+from muster.devices.tickets import Note
+from muster.farm.task import TaskState
 from muster.run import session
 from muster.run.folder import RunFolder
 from muster.run.session import hold
@@ -390,3 +395,66 @@ def test_ranks_between_two_starts_are_being_started_again(
     assert "It is being started again." in shown.stdout and "killed" not in shown.stdout
     os.utime(folder.events, (0, 0))  # whoever was to start it has died meanwhile
     assert f"run: {later}" in muster_main("status", "run").stdout
+
+
+def test_a_run_that_paused_is_told_to_try_what_failed_again(tmp_path: Path) -> None:
+    """At its end it had said so; `muster resume` would leave out all that had failed."""
+    folder = folder_of("sweep", "failed", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        done, ready = TaskState.DONE.value, TaskState.READY.value
+        ledger.execute("UPDATE tasks SET state = ? WHERE state = ?", (ready, done))
+        ledger.execute("DELETE FROM results")
+    *before, end = lines_of(folder)
+    write(folder, *before, {"event": "paused", "text": "all failed in the same way"}, end)
+    found = why(find_run(str(folder.path)))
+    assert found.state == "stopped" and found.tries[-1] == f"muster retry {folder.path}"
+
+
+def test_a_run_whose_code_was_changed_says_so_also_when_it_is_done(tmp_path: Path) -> None:
+    folder = folder_of("sweep", "done", tmp_path)
+    text = "train.py changed while the run was at work."
+    write(folder, *lines_of(folder), {"event": "code", "text": text})
+    found = why(find_run(str(folder.path)))
+    assert found.state == "done" and found.reasons == (text,)
+
+
+def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: MusterCli) -> None:
+    folder = killed("sweep", tmp_path)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        with hold(folder):
+            folder.lock.with_suffix(".pid").write_text(f"{other.pid} {socket.gethostname()}")
+            assert "kill -CONT" not in muster_main("status", str(folder.path)).stdout
+            other.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+            said = muster_main("status", str(folder.path)).stdout
+    finally:
+        other.kill()
+        other.wait()
+    assert f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {other.pid}" in said
+
+
+@pytest.mark.parametrize("command", ["status", "why", "attach", "wait", "cancel", "logs"])
+def test_a_run_that_waits_for_gpus_is_not_unknown(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """After `--wait --detach` all of them said "Unknown run", and proposed another one."""
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ticket = Note(tmp_path, "ticket", {"run": "later", "pid": 4711})
+    try:
+        refused = muster_main(command, "runs/later")
+    finally:
+        ticket.remove()
+    assert refused.returncode == 2 and "muster queue" in refused.stderr
+    assert "a run of this name waits for GPUs, in process 4711" in refused.stderr
+    assert "Unknown run" in muster_main(command, "runs/later").stderr
+
+
+def test_a_program_is_not_retried_by_a_resume_that_is_refused(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("run", "failed", tmp_path)
+    said = muster_main("retry", str(folder.path)).stderr
+    assert "there are no failed tasks" in said and "muster resume" not in said
+    assert "muster run " in said

@@ -500,3 +500,15 @@ def test_a_ledger_made_on_a_nearly_full_disk_is_whole_or_not_there(
     ledger = Ledger(small_disk / "l.sqlite")
     assert ledger.meta("enqueued") is None
     ledger.close()
+
+
+def test_the_number_of_a_task_that_is_not_there_is_no_start_of_a_key(tmp_path: Path) -> None:
+    """`muster cancel RUN --task 25` ended a task of 18 whose key began with 25."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.begin()
+    ledger.add_tasks([NewTask(b"\x25" * 16, ledger.target_id("a.py:f"), b"{}")])
+    ledger.commit()
+    ledger.close()
+    with LedgerReader(tmp_path / "ledger.sqlite") as reader:
+        assert [reader.find(text) for text in ("25", "2525252", "0")] == [[], [], []]
+        assert reader.find("1") == reader.find("252525252525") == [(1, b"\x25" * 16)]

@@ -154,3 +154,13 @@ def test_an_export_is_a_command_that_starts_no_server(
     assert "1 run: open" in capsys.readouterr().out
     assert main([*argv, "--port", "8765"]) == 2
     assert "--export starts no server" in capsys.readouterr().err
+
+
+def test_a_run_is_named_as_in_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`muster status first` worked, and `muster web first` was refused."""
+    made_sweep(tmp_path / "runs/first", 3)
+    monkeypatch.chdir(tmp_path)
+    assert main(["web", "first", "--export", "copy"]) == 0
+    assert capsys.readouterr().out.startswith("1 run: open copy/index.html")

@@ -63,6 +63,11 @@ class PhaseStatus:
         """Whether what comes after it may begin."""
         return self.state == "done" or (self.state == "failed" and self.may_fail and not self.why)
 
+    @property
+    def stands(self) -> str:
+        """The state as the end of a sentence."""
+        return {"waits": "waits", "failed": "has failed"}.get(self.state, f"is {self.state}")
+
 
 class ExperimentFolder:
     """The folder of an experiment that has phases."""
@@ -165,7 +170,7 @@ class ExperimentFolder:
             return replace(about, state="refused", why=why)
         for one in about.after:
             if (other := before.get(one)) and not other.is_good:
-                return replace(about, state="waits", why=f"for {one}, which is {other.state}")
+                return replace(about, state="waits", why=f"for {one}, which {other.stands}")
         return about
 
 
@@ -245,7 +250,7 @@ def why_experiment(folder: ExperimentFolder) -> Why:
     num_done = sum(one.state == "done" for one in phases)
     sentence = f"{num_done} of {count(len(phases), 'phase')} done"
     if bad is not None:
-        sentence += f"; {bad.name} is {bad.state}"
+        sentence += f"; {bad.name} {bad.stands}"
     run = None if bad is None else run_in(folder.phase(bad.name))
     found = None if run is None else why(run)
     tries = () if found is None else found.tries

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.api.look.listing import array_of, ended_job, job_of, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
@@ -16,6 +16,7 @@ from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
+from muster.api.start.code_watch import EVENT as CODE_CHANGED
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word
@@ -25,7 +26,7 @@ from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import has_saved, last_start, last_word
+from muster.run.state import has_saved, last_start, last_word, starts_of
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -196,9 +197,12 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     """What ended the last start, where the work was not done by then; of one that goes on, what
     has happened to it.
     """
-    if status.state in ("done", "not begun", "queued", "starting again"):
+    if status.state in ("not begun", "queued", "starting again"):
         return
     start = last_start(run.folder)
+    if status.state == "done":
+        yield from _changed_code(run.folder)
+        return
     if status.is_running:
         yield from [str(one["text"]) for one in start.lines if one.get("text")][-_MOST_NOTES:]
         return
@@ -213,6 +217,22 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
     if status.state == "refused" and (message := last_word(run.folder).get("message")):
         yield str(message)
+
+
+def _has_paused(lines: list[dict[str, Any]]) -> bool:
+    """Whether a start with these lines gave up because all tasks failed alike."""
+    return any(line.get("event") == "paused" for line in lines)
+
+
+def _changed_code(folder: RunFolder) -> Iterator[str]:
+    """What a table does not say: that its results may be of more than one code."""
+    notes = (
+        str(line["text"])
+        for start in starts_of(folder)
+        for line in start.lines
+        if line.get("event") == CODE_CHANGED
+    )
+    yield from dict.fromkeys(notes)
 
 
 def _again(run: Run, *, cancelled: bool = False) -> str:
@@ -257,6 +277,8 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
                 if one.failed and one.named:
                     yield f"muster logs {quoted} {one.named[0].split()[0]}"
                     break
+            yield _again(run)
+        case "stopped" if _has_paused(since) and status.counts.get("failed"):
             yield _again(run)
         case "saved" | "refused" | "not begun" | "not written":
             yield goes_on

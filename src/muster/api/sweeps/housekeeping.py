@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import exporter
+from muster.api.start.code_watch import EVENT, CodeWatch
 from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions
 from muster.api.start.services import Services
@@ -166,6 +167,7 @@ def _wrong(name: str, what: Any, wanted: str) -> TargetError:
 
 
 _STATUS_EVERY_S = 1.0
+_LOOK_AT_CODE_EVERY_S = 10.0
 
 
 def write_status(folder: RunFolder, view: RunView) -> None:
@@ -184,6 +186,7 @@ class Housekeeping:
         settings: Settings,
         lending: Lending,
         rehearsal: Rehearsal | None,
+        code: CodeWatch,
         show: Callable[[RunView], None],
     ) -> None:
         self.clock: Clock = SystemClock()
@@ -191,6 +194,7 @@ class Housekeeping:
         self._folder = services.folder
         self._lending = lending
         self._rehearsal = rehearsal
+        self._code = code
         self._show = show
         self._num_failed_before: int | None = None  # by earlier starts
         self._last: RunView | None = None
@@ -198,6 +202,7 @@ class Housekeeping:
         self._is_draining = False
         self._context = ExitStack()
         self._status_due_s = 0.0
+        self._code_due_s = self.clock.monotonic_s() + _LOOK_AT_CODE_EVERY_S
         self._interval_s = options.export_interval_s
         self._export_due_s = self.clock.monotonic_s() + self._interval_s
         self._exporter: subprocess.Popen[bytes] | None = None
@@ -210,6 +215,7 @@ class Housekeeping:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._look_at_code()
         self._context.close()
         self._folder.status_json.unlink(missing_ok=True)
         if self._exporter is not None:
@@ -259,12 +265,21 @@ class Housekeeping:
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
+        if now >= self._code_due_s:
+            self._code_due_s = now + _LOOK_AT_CODE_EVERY_S
+            self._look_at_code()
         requests = [Request.CANCEL] if self._services.session.is_cancelled() else []
         if self._has_failed_rehearsal(view):
             requests.append(Request.DRAIN)  # not a stop: the results of tasks at work are good
         events = self._lend(view)
         events += self._packing.sample(view) if self._packing else []
         return events, requests
+
+    def _look_at_code(self) -> None:
+        if news := self._code.news():
+            self._services.warn(f"{news}: put it back, or begin anew with --restart.")
+            with suppress(OSError):
+                self._services.session.note(EVENT, text=f"{news}.")
 
     def _lend(self, view: RunView) -> list[Event]:
         asks, self._for_devices = self._for_devices, []

@@ -312,7 +312,8 @@ def cancel(argv: list[str]) -> int:
         output.say_json({**record, "changed": asked is not None})
     elif asked is None:
         state = word_of(run.status(), array)
-        output.say(f"{run.folder.name}: nothing to cancel here, it is {state}")
+        how = "has failed" if state == "failed" else f"is {state}"
+        output.say(f"{run.folder.name}: nothing to cancel here, it {how}")
     elif array is not None:
         output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
     elif asked and job is not None and job[1].waits:

@@ -13,6 +13,7 @@ from muster.api.start.placing import device_request
 from muster.base.errors import EXIT_INTERRUPTED, UsageError
 from muster.base.settings import read_settings
 from muster.cli import output, values
+from muster.cli.commands import sweep
 from muster.cli.flags import SpaceFlags
 from muster.cli.main import main as run_command
 from muster.cli.map_flags import MapPlaces
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> int:
         known = Known(machine=machine, answers=answers, parsed=command_of(answers))
         command = known.parsed.argv()
         output.say(shlex.join(command))
+        if answers["kind"] == ("sweep",):
+            sweep.workload_of(known.parsed)  # refuses settings that do not fit what is swept
         wants = flags.estimate == "yes" or (flags.estimate == "auto" and asker.is_terminal)
         # Without an estimate the training can still be started.
         if wants and known.config is not None and run_command(_plan_words(known)) != 0:

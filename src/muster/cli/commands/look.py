@@ -20,6 +20,7 @@ from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import parse
 from muster.farm.task import TaskState
+from muster.run.session import stopped_process
 from muster.run.state import has_saved
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
     if ended is not None:
         log = run.folder.slurm_log(ended)
         lines.insert(0, f"job {ended} has ended before the run began; what it printed: {log}")
+    if found.is_running and (pid := stopped_process(run.folder)):
+        lines.insert(0, f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {pid}")
     for line in lines:
         say(f"  {line}")
     return 0

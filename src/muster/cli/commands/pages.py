@@ -139,16 +139,11 @@ Examples:
 
 def web(argv: list[str]) -> int:
     flags = parse(_Web, argv, "web", _WEB)
-    roots = flags.roots or (Path("runs"),)
+    roots = tuple(map(_place, flags.roots)) or (Path("runs"),)
     if flags.socket is not None and (flags.port or flags.i_know_this_is_public or flags.open):
         raise UsageError("--socket takes the place of a port.", hint="leave the other option out.")
     if not 0 <= flags.port < 2**16:
         raise UsageError(f"--port {flags.port} is not a port.", hint="0 to 65535; 0: a free one.")
-    for root in flags.roots:
-        if not root.is_dir():
-            raise UsageError(
-                f"{root} is not a folder.", hint="name a folder of runs, or leave it out."
-            )
     if flags.export is not None:
         return _export(roots, flags, flags.export)
     from muster.web.serve import WebOptions, open_browser, serve
@@ -170,6 +165,17 @@ def web(argv: list[str]) -> int:
 
     serve(options, listening=listening, tell=output.remark)
     return 0
+
+
+def _place(root: Path) -> Path:
+    """A folder, or the run or experiment below ``runs`` that is called so, as elsewhere."""
+    for place in (root, "runs" / root):
+        if place.is_dir():
+            return place
+    raise UsageError(
+        f"{root} is not a folder, and no run below runs is called so.",
+        hint="name a run or a folder of runs, or leave it out.",
+    )
 
 
 def _export(roots: Sequence[Path], flags: _Web, target: Path) -> int:

@@ -18,6 +18,7 @@ from muster.farm.task import TaskState
 
 _FETCH = 2000
 _LONGEST_KEY = 64
+_SHORTEST_KEY = 12  # of digits alone: as many as the table shows
 _LONGEST_NUMBER = 19  # digits; SQLite holds all of fewer
 _ENDED = "CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
 _STATES = {state.value: state for state in TaskState}
@@ -289,11 +290,16 @@ class LedgerReader(LedgerColumns):
         ))  # fmt: skip
 
     def find(self, text: str) -> list[tuple[int, bytes]]:
-        """Tasks whose number is ``text`` or whose key starts with it; two at most."""
+        """Tasks whose number is ``text`` or whose key starts with it; two at most.
+
+        A few digits are a number and nothing else: somebody who means task 25 of 18 would get
+        whichever task has a key that begins so.
+        """
         found: list[tuple[int, bytes]] = []
-        if text.isascii() and text.isdigit() and len(text) < _LONGEST_NUMBER:
+        is_number = text.isascii() and text.isdigit()
+        if is_number and len(text) < _LONGEST_NUMBER:
             found = self._all("SELECT task_id, key FROM tasks WHERE task_id = ?", int(text))
-        if not found:
+        if not found and not (is_number and len(text) < _SHORTEST_KEY):
             with suppress(ValueError):  # of digits in hexadecimal, whether of whole bytes or not
                 low, high = (bytes.fromhex(text + digit * (len(text) % 2)) for digit in "0f")
                 sql = "SELECT task_id, key FROM tasks WHERE key BETWEEN ? AND ? LIMIT 2"
