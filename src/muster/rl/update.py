@@ -149,6 +149,11 @@ def no_room_error(config: PpoConfig, device: torch.device, error: BaseException)
     )
 
 
+_ALL_USED = (
+    "the policy's value or its actions have to follow from each of its parameters, in every "
+    "minibatch: leave out the others, or freeze them (requires_grad_(False)) when they are made."
+)
+
 #: An update ends when the policy has moved further than this times --target-kl.
 _KL_MARGIN = 1.5
 
@@ -257,6 +262,8 @@ def _accumulate(
             if run.scaler is not None:
                 loss = run.scaler.scale(loss)
             loss.backward()  # type: ignore[no-untyped-call]
+        if number == len(pieces) - 1:
+            run.replica.check_complete(_ALL_USED)
         told.append(torch.stack([term.detach().double() for term in terms]))
     sums: list[float] = torch.stack(told).sum(0).tolist()
     return sums

@@ -12,6 +12,7 @@ import torch
 
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
+from muster.rank.alike import check_alike, check_same_model
 from muster.rank.life import (
     Decision,
     Interval,
@@ -29,10 +30,10 @@ from muster.rank.meter import remember_micro_batch
 from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.state import Start
-from muster.rank.sync import check_identical
 from muster.train.config import TrainConfig
 from muster.train.diagnose import (
     are_finite,
+    begin_again,
     loss_not_finite,
     no_room_error,
     out_of_memory_error,
@@ -93,13 +94,18 @@ class ModelTrainer(Trainer):
         sums = accumulate(work, run.feed, window, meter, seed)
         verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
         _check_finite(run, verdict.losses)
-        if verdict.shortage:
+        if verdict.changed:
+            check_alike(work.replica.bare, run.gang.council, f"in step {progress.attempts + 1}")
+            work.replica.take_buffers()
+        if verdict.again:
             trail.drop()
             meter.pause()
             self._lines.write(verdict.losses)
-            shrink(run, window, sums.shortage)
+            if verdict.shortage:
+                shrink(run, window, sums.shortage)
+            else:
+                begin_again(run, window)
             return None
-
         BEACON.phase = "optimizer"
         norm, used = (None, False)
         if verdict.weight > 0:
@@ -109,8 +115,7 @@ class ModelTrainer(Trainer):
         if progress.attempts == 1:
             run.state.check_kept()
             if not work.replica.is_sharded:
-                named = dict(work.replica.bare.named_parameters())
-                check_identical(named, run.gang.council, "after step 1")
+                check_same_model(work.replica.bare, run.gang.council, "after step 1")
                 run.state.reserve()
         meter.end_step(window.planned)
         if used:
@@ -208,11 +213,17 @@ Losses = Sequence[StepLoss]
 
 
 class _Verdict(NamedTuple):
-    """What the ranks have agreed on in a step. ``losses``: of the attempts now known."""
+    """What the ranks have agreed on in a step.
+
+    ``losses``: of the attempts now known; ``again``: the step has to be made again; ``changed``:
+    some rank's model has other buffers, or trains other parameters, than before.
+    """
 
     weight: float
     losses: Losses
+    again: bool
     shortage: bool
+    changed: bool
     stop: bool
     save: bool
 
@@ -221,22 +232,27 @@ def _agree(
     run: Training, sums: Sums, trail: LossTrail, *, wants_stop: bool, wants_save: bool
 ) -> _Verdict:
     """Agree on a step by one small sum over the ranks: no rank acts on what it alone knows."""
-    is_short = sums.shortage is not None
+    replica = run.work.replica
     known = trail.push(run.progress.attempts, run.progress.epoch, sums.loss, sums.weight)
     values = (
         sums.weight,
         known.total if known else 0.0,
         known.weight if known else 0.0,
-        float(is_short),
+        float(sums.shortage is not None),
+        float(replica.trains_others),
+        float(replica.has_other_buffers),
         float(wants_stop),
         float(wants_save),
     )
-    weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
-    is_known = known is not None and terms > 0 and not (short and trail.lag == 0)
+    agreed = run.gang.council.add(values).wait()
+    weight, total, terms, short, others, buffers, stop, save = agreed
+    again = short + others > 0
+    is_known = known is not None and terms > 0 and not (again and trail.lag == 0)
     losses: Losses = ()
     if known is not None and is_known:
         losses = (StepLoss(known.attempt, known.epoch, total, terms),)
-    return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
+    changed = others + buffers > 0
+    return _Verdict(weight, losses, again, short > 0, changed, stop > 0, save > 0)
 
 
 def _check_finite(run: Training, losses: Losses) -> None:
@@ -275,8 +291,7 @@ def _save(run: Training, *, is_best: bool) -> None:
         _finish_writing(run)
         raise parameters_not_finite(run)
     if not replica.is_sharded:
-        named = dict(replica.bare.named_parameters())
-        check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
+        check_same_model(replica.bare, council, f"at the checkpoint of step {run.progress.step}")
     extra = {
         "contract": run.contract,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},

@@ -22,6 +22,11 @@ from muster.train.feed import Batch, Feed, Window
 from muster.train.progress import Arriving
 from muster.train.task import Loss, Task
 
+_SKIPS = (
+    "the loss before the first step used it. Write skips_parameters = True in the class of the "
+    "task: torch then looks for unused parameters at every step."
+)
+
 
 class Sums(NamedTuple):
     """The results of one rank's micro-batches. ``loss`` and ``weight`` are sums."""
@@ -141,7 +146,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
             work.backward(losses)
         part = losses.detach().sum()
         total = part if total is None else total + part
-    work.replica.check_complete()
+    work.replica.check_complete(_SKIPS)
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)
