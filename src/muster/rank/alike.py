@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +37,28 @@ def check_alike(model: nn.Module, council: Council, when: str) -> None:
     own = kinds(model)
     if council.num_ranks == 1 or _are_equal("\n".join(own).encode(), council):
         return
-    of_first = council.share(own)
-    pairs = zip_longest(own, of_first, fillvalue="nothing more")
-    found = council.gather(next((pair for pair in pairs if pair[0] != pair[1]), None))
-    rank, (here, there) = next((rank, pair) for rank, pair in enumerate(found) if pair is not None)
+    told = council.gather(_difference(own, council.share(own), council.rank))
     raise MusterError(
-        f"The ranks' models are not alike {when}: rank {rank} has {here} where rank 0 has {there}. "
-        "Their gradients and buffers cannot be added up or shared.",
+        f"The ranks' models are not alike {when}: {next(filter(None, told))}. Their gradients and "
+        "buffers cannot be added up or shared.",
         hint="make the model of nothing but the task's own settings, and what changes it follow "
         "from nothing that differs between ranks, such as their data or random numbers.",
     )
+
+
+def _difference(own: list[str], of_first: list[str], rank: int) -> str:
+    """What this rank's model has that rank 0's has not, or the other way round; "" for nothing."""
+    mine, theirs = ({line.partition(" [")[0]: line for line in lines} for lines in (own, of_first))
+    for name, line in mine.items():
+        if name not in theirs:
+            return f"rank {rank} has {line}, and rank 0 has not"
+    for name, line in theirs.items():
+        if name not in mine:
+            return f"rank 0 has {line}, and rank {rank} has not"
+    for here, there in zip(own, of_first, strict=True):
+        if here != there:
+            return f"rank {rank} has {here} where rank 0 has {there}"
+    return ""
 
 
 def kinds(model: nn.Module) -> list[str]:

@@ -90,8 +90,10 @@ class Replica(ABC):
     def release_others(self) -> None:  # noqa: B027
         """Join the collectives that the others wait in, after this rank's backward has failed."""
 
-    def check_complete(self, hint: str) -> None:  # noqa: B027
-        """TargetError where the last backward has not added up all gradients."""
+    def check_complete(self, hint: str | None) -> None:  # noqa: B027
+        """TargetError where the last backward has not added up all gradients. No ``hint``: none is
+        raised, as the step is made again.
+        """
 
     def renew(self) -> None:  # noqa: B027
         """Wrap the model as it is now, and forget the step that was cut short on any rank."""
@@ -238,11 +240,11 @@ class DistributedReplica(Replica):
     def release_others(self) -> None:
         self._sync.finish_empty()
 
-    def check_complete(self, hint: str) -> None:
+    def check_complete(self, hint: str | None) -> None:
         if self._sync.is_complete:
             return
         self.release_others()  # they would wait for the watchdog
-        if self.trains_others:  # the ranks hear of it in what ends the step
+        if hint is None:
             return
         named = self.bare.named_parameters()
         unused = [name for name, each in named if each.requires_grad and each.grad is None]

@@ -11,7 +11,7 @@ import torch
 
 from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
-from muster.rank.alike import check_same_model
+from muster.rank.alike import check_alike, check_same_model
 from muster.rank.freed_memory import freed_memory_kept
 from muster.rank.life import (
     Decision,
@@ -101,6 +101,11 @@ class AgentTrainer(Trainer):
                 gamma=config.gamma, gae_lambda=config.gae_lambda,
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
+            if agreed.changed:
+                when = f"in update {progress.updates + 1}"
+                check_alike(run.policy, run.gang.council, when)
+                run.optimizer.zero_grad(set_to_none=True)  # none for what is frozen: no moments
+                run.replica.renew()
             if not agreed.is_finite:
                 end_for_rollout(run, rollout)
             device = run.gang.device

@@ -146,7 +146,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
             work.backward(losses)
         part = losses.detach().sum()
         total = part if total is None else total + part
-    work.replica.check_complete(_SKIPS)
+    work.replica.check_complete(None if work.replica.trains_others else _SKIPS)
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)

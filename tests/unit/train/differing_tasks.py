@@ -138,12 +138,18 @@ def _forget_moments(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 class DifferingPolicy(RecurrentPolicy):
-    """``how``: as of ``Net``; what changes does so in the learning after update ``AT``."""
+    """``how``: as of ``Net``; what changes does so before the rollout that follows update ``AT``,
+    or, where it is late or draws, in the learning from it.
+    """
 
     how = ""
 
+    def refresh(self, num_envs: int, num_steps: int) -> None:
+        if BEACON.step >= AT and is_here(self.how) and not self.how.endswith("-late"):
+            self._change()
+
     def forward(self, *args: Any) -> PolicyOutput:
-        if BEACON.step == AT and is_here(self.how):
+        if BEACON.step >= AT and (self.how == "draws" or self.how.endswith("-late")):
             self._change()
         output = super().forward(*args)
         if hasattr(self, "late"):
