@@ -66,6 +66,7 @@ class Replica(ABC):
         #: This rank has buffers of other forms than the ranks share, and shares what there was.
         self.has_other_buffers = False
         self._shared = list(bare.buffers())
+        self._trained: list[bool] | None = None  # one rank alone need not know
         self._with_extra_state = [module for _, module in modules_with_extra_state(bare)]
 
     @property
@@ -87,6 +88,11 @@ class Replica(ABC):
     def begin_window(self) -> None:  # noqa: B027
         """Prepare for an optimizer step; call it before the first micro-batch."""
 
+    def at_last_gradients(self, call: Callable[[], None]) -> None:  # noqa: B027
+        """Have ``call`` called in the next backward, when the last gradients travel to the other
+        ranks. It may be left out: nothing but when something begins may depend on it.
+        """
+
     def release_others(self) -> None:  # noqa: B027
         """Join the collectives that the others wait in, after this rank's backward has failed."""
 
@@ -106,7 +112,7 @@ class Replica(ABC):
         """Whether others of this rank's parameters are trained than when the model was wrapped, so
         that the last backward has not given all ranks the gradients of all.
         """
-        return False
+        return self._trained is not None and self._trained != _which_are_trained(self.parameters)
 
     def take_buffers(self) -> None:
         """Share the buffers that there are now, which are alike on all ranks."""
@@ -196,10 +202,6 @@ class DistributedReplica(Replica):
         share_parameters(bare)
         self.renew()
 
-    @property
-    def trains_others(self) -> bool:
-        return self._trained != _which_are_trained(self.parameters)
-
     def renew(self) -> None:
         self._trained = _which_are_trained(self.parameters)
         # The old wrapper must go before its hooks fire once more: it lies in a cycle.
@@ -236,6 +238,11 @@ class DistributedReplica(Replica):
         assert isinstance(self.wrapped, DistributedDataParallel)
         context: AbstractContextManager[Any] = self.wrapped.no_sync()
         return context
+
+    def at_last_gradients(self, call: Callable[[], None]) -> None:
+        # On a GPU the backward has only been asked for then, and what is said may not be known yet.
+        if self.gang.device.type == "cpu":
+            self._sync.at_last = call
 
     def release_others(self) -> None:
         self._sync.finish_empty()
@@ -322,10 +329,6 @@ class ShardedReplica(Replica):
         self.begin_window()
         for module in self._sharded:
             module.reshard()
-
-    @property
-    def trains_others(self) -> bool:
-        return self._trained != _which_are_trained(self.parameters)
 
     def renew(self) -> None:
         raise TargetError(

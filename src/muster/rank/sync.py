@@ -5,7 +5,7 @@
 import copy
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -52,7 +52,8 @@ class GradientSync:
     the layout of the buckets, so that a rank that has run out of memory in the middle of a
     backward can still take part in the collectives the others are waiting in (``finish_empty``),
     and it knows whether it was called at all: a training that goes around its wrapper is seen.
-    ``is_complete``: the last backward has left no bucket for which the others wait.
+    ``is_complete``: the last backward has left no bucket for which the others wait. ``at_last``: is
+    called in the next backward, once its last bucket travels.
 
     ``num_searched``: parameters of a model whose unused ones are searched for, else 0; torch then
     adds up, after the buckets, one number per parameter.
@@ -63,6 +64,7 @@ class GradientSync:
         self.num_calls = 0
         self.num_started = 0
         self.is_complete = False
+        self.at_last: Callable[[], None] | None = None
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -120,6 +122,9 @@ class GradientSync:
         # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
         # buckets at its end.
         work = dist.all_reduce(buffer, async_op=True)
+        if bucket.is_last() and self.at_last is not None:
+            call, self.at_last = self.at_last, None
+            call()
         # Complex numbers travel as pairs of real ones, and DDP wants its own buffer back.
         result = (lambda _: buffer) if buffer.is_complex() else _first
         future: torch.futures.Future[Tensor] = work.get_future().then(result)
@@ -127,10 +132,11 @@ class GradientSync:
 
     def begin(self) -> None:
         """Prepare for a backward that synchronises."""
-        self.num_started, self.is_complete = 0, False
+        self.num_started, self.is_complete, self.at_last = 0, False, None
 
     def finish_empty(self) -> None:
         """Take part with zeros in the collectives of this backward that are still to come."""
+        self.at_last = None
         # Collectives have no names: they match by their order alone. The others wait in those that
         # this rank did not get to, so it joins each, in order, with the size they expect.
         for index in range(self.num_started, len(self._layout)):

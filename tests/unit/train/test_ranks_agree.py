@@ -88,7 +88,7 @@ def jobs() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_jobs(tmp_path_factory.mktemp("differing"), jobs(), limit_s=60.0)
+    return run_jobs(tmp_path_factory.mktemp("differing"), jobs())
 
 
 def check_refused(trained: Outcomes, name: str, words: list[str]) -> None:
