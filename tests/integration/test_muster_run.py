@@ -573,6 +573,49 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
 
 
 @pytest.mark.quick
+def test_a_module_that_no_rank_would_find_is_refused_with_what_is_meant(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    (tmp_path / "train.py").touch()
+    for place in ("runnable", "bare", "plain", "moved", "plain/inner"):
+        (tmp_path / place).mkdir()
+    for file in ("runnable/__main__.py", "bare/__main__.py", "bare/step.py"):
+        (tmp_path / file).touch()
+    for file in ("plain/__init__.py", "plain/fit.py", "plain/inner/fit.py"):
+        (tmp_path / file).write_text("raise SystemExit('it was imported')\n")
+    (tmp_path / "moved/__init__.py").write_text("__path__.append('elsewhere')\n")
+    words = ("run", "--devices", "cpu:2", "--dry-run", "-m")
+    for name in (
+        "train",
+        "runnable",
+        "bare",
+        "bare.step",
+        "plain.fit",
+        "plain.inner.fit",
+        "timeit",
+    ):
+        done = muster_main(*words, name)
+        assert done.returncode == 0, (name, done.stderr)
+    assert muster_main(*words, "moved.any").returncode == 0  # the ranks will know
+    refused = {
+        "nosuchmodule": "There is no module nosuchmodule",
+        "trian": "did you mean train?",
+        "plain.fti": "did you mean plain.fit?",
+        "plain.inner.none": "There is no module plain.inner.none",
+        "train.py": "muster run train.py",
+        "plain/fit.py": "muster run plain/fit.py",
+        ".train": "There is no module .train",
+        "train.deeper": "There is no module train.deeper",
+        "plain": "plain is a package without a module __main__",
+    }
+    for name, sentence in refused.items():
+        done = muster_main(*words, name)
+        assert done.returncode == 2 and sentence in done.stderr, (name, done.stderr)
+    assert "run one of its modules: plain.fit." in muster_main(*words, "plain").stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.quick
 def test_a_dry_run_shows_and_starts_nothing(tmp_path: Path, muster_main: MusterCli) -> None:
     write(tmp_path, "")
     done = muster_main("run", "--devices", "cpu:3", "--dry-run", "train.py", "--json")

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from muster.base.errors import SetupError, TargetError, UsageError
+from muster.rank.alike import check_alike, check_made, check_same_model
 from muster.rank.precision import Precision
 from muster.rank.process_group import NOTHING, Gang
 from muster.rank.sync import (
     GradientSync,
-    check_identical,
     modules_with_extra_state,
     share_buffers,
     share_extra_states,
@@ -63,6 +63,10 @@ class Replica(ABC):
         self.wrapped: nn.Module = bare
         self.gang = gang
         self.parameters = list(bare.parameters())
+        #: This rank has buffers of other forms than the ranks share, and shares what there was.
+        self.has_other_buffers = False
+        self._shared = list(bare.buffers())
+        self._trained: list[bool] | None = None  # one rank alone need not know
         self._with_extra_state = [module for _, module in modules_with_extra_state(bare)]
 
     @property
@@ -84,17 +88,35 @@ class Replica(ABC):
     def begin_window(self) -> None:  # noqa: B027
         """Prepare for an optimizer step; call it before the first micro-batch."""
 
+    def at_last_gradients(self, call: Callable[[], None]) -> None:  # noqa: B027
+        """Have ``call`` called in the next backward, when the last gradients travel to the other
+        ranks. It may be left out: nothing but when something begins may depend on it.
+        """
+
     def release_others(self) -> None:  # noqa: B027
         """Join the collectives that the others wait in, after this rank's backward has failed."""
 
-    def check_complete(self) -> None:  # noqa: B027
-        """TargetError where the last backward has not added up all gradients."""
+    def check_complete(self, hint: str | None) -> None:  # noqa: B027
+        """TargetError where the last backward has not added up all gradients. No ``hint``: none is
+        raised, as the step is made again.
+        """
 
     def renew(self) -> None:  # noqa: B027
-        """Forget the step that was cut short, after ``release_others`` on any rank."""
+        """Wrap the model as it is now, and forget the step that was cut short on any rank."""
 
     def settle(self) -> None:  # noqa: B027
         """Bring parameters and buffers into the form that is evaluated and saved."""
+
+    @property
+    def trains_others(self) -> bool:
+        """Whether others of this rank's parameters are trained than when the model was wrapped, so
+        that the last backward has not given all ranks the gradients of all.
+        """
+        return self._trained is not None and self._trained != _which_are_trained(self.parameters)
+
+    def take_buffers(self) -> None:
+        """Share the buffers that there are now, which are alike on all ranks."""
+        self._shared, self.has_other_buffers = list(self.bare.buffers()), False
 
     def communication_started_s(self) -> float | None:
         """When the last collective of the last backward began, in seconds of ``perf_counter``."""
@@ -112,14 +134,27 @@ class Replica(ABC):
 
     def _share_what_is_no_parameter(self) -> None:
         """Every rank takes rank 0's: it may follow from the data that a rank has seen."""
-        # Asked for each time: a forward may have put another tensor in the place of one.
-        if buffers := list(self.bare.buffers()):
-            share_buffers(buffers)
+        # Asked for each time: a forward may have put another tensor in the place of one. Where it
+        # has made one of another form, the other ranks would not know what comes.
+        buffers = list(self.bare.buffers())
+        self.has_other_buffers = _forms(buffers) != _forms(self._shared)
+        if not self.has_other_buffers:
+            self._shared = buffers
+        if self._shared:
+            share_buffers(self._shared)
         share_extra_states(self._with_extra_state, self.gang)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the global gradient, which every rank holds; returns its norm before."""
         return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
+
+def _which_are_trained(parameters: Iterable[Tensor]) -> list[bool]:
+    return [each.requires_grad for each in parameters]
+
+
+def _forms(tensors: Iterable[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(each.shape, each.dtype) for each in tensors]
 
 
 class SingleReplica(Replica):
@@ -168,6 +203,7 @@ class DistributedReplica(Replica):
         self.renew()
 
     def renew(self) -> None:
+        self._trained = _which_are_trained(self.parameters)
         # The old wrapper must go before its hooks fire once more: it lies in a cycle.
         self.wrapped = self.bare
         gc.collect()
@@ -203,23 +239,29 @@ class DistributedReplica(Replica):
         context: AbstractContextManager[Any] = self.wrapped.no_sync()
         return context
 
+    def at_last_gradients(self, call: Callable[[], None]) -> None:
+        # On a GPU the backward has only been asked for then, and what is said may not be known yet.
+        if self.gang.device.type == "cpu":
+            self._sync.at_last = call
+
     def release_others(self) -> None:
         self._sync.finish_empty()
 
-    def check_complete(self) -> None:
-        if not self._sync.is_incomplete:
+    def check_complete(self, hint: str | None) -> None:
+        if self._sync.is_complete:
             return
         self.release_others()  # they would wait for the watchdog
+        if hint is None:
+            return
         named = self.bare.named_parameters()
         unused = [name for name, each in named if each.requires_grad and each.grad is None]
         # Where gradients are accumulated, earlier micro-batches may have given one to each.
         which = ", ".join(unused[:3]) or "a parameter in its last micro-batch"
         raise TargetError(
             f"The loss of a step did not use {which}"
-            f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}, which the loss before "
-            "the first step did: the gradients of all ranks cannot be added up.",
-            hint="write skips_parameters = True in the class of the task: torch then looks for "
-            "unused parameters at every step.",
+            f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}: the gradients of all "
+            "ranks cannot be added up.",
+            hint=hint,
         )
 
     def communication_started_s(self) -> float | None:
@@ -252,8 +294,7 @@ class ShardedReplica(Replica):
         if next(bare.parameters()).device == gang.device:
             share_parameters(bare)
         else:  # on the CPU, where NCCL cannot go; built from one seed they are the same
-            named = {**dict(bare.named_parameters()), **dict(bare.named_buffers())}
-            check_identical(named, gang.council, "when they are built")
+            check_same_model(bare, gang.council, "when they are built")
         mesh = init_device_mesh(gang.device.type, (gang.num_ranks,))
         has_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in bare.modules())
         is_bf16 = precision.name == "bf16" and not has_norm
@@ -271,6 +312,7 @@ class ShardedReplica(Replica):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         super().__init__(bare, gang)
+        self._trained = _which_are_trained(self.parameters)
 
     def begin_window(self) -> None:
         self._share_what_is_no_parameter()
@@ -287,6 +329,12 @@ class ShardedReplica(Replica):
         self.begin_window()
         for module in self._sharded:
             module.reshard()
+
+    def renew(self) -> None:
+        raise TargetError(
+            "The model trains others of its parameters than when it was sharded.",
+            hint="use --strategy ddp, which may change them from step to step.",
+        )
 
     def clip(self, max_norm: float) -> Tensor:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
@@ -333,7 +381,11 @@ def make_replica(
 ) -> Replica:
     """``model`` as ``name`` spreads it. For fsdp it may be on the CPU still: no GPU need ever
     hold all of it.
+
+    Raises MusterError, on every rank, where the ranks have not made the same model.
     """
+    check_made(model)
+    check_alike(model, gang.council, "when they are made")
     makers: dict[str, Callable[[], Replica]] = {
         "single": lambda: SingleReplica(model, gang),
         "dp": lambda: DataParallelReplica(model, gang, precision),

@@ -1,11 +1,11 @@
-"""What keeps replicas the same: shared gradients and buffers, and a check that they are equal."""
+"""What keeps replicas the same: shared gradients, buffers and extra states."""
 
 # No postponed annotations here: DistributedDataParallel reads those of its hook as objects.
 
 import copy
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.base.codec import to_json
-from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
-from muster.rank.process_group import Council, Gang
+from muster.rank.process_group import Gang
 
 _EXTRA_STATE = "_extra_state"  # as torch has it in a state_dict
 
@@ -53,6 +52,8 @@ class GradientSync:
     the layout of the buckets, so that a rank that has run out of memory in the middle of a
     backward can still take part in the collectives the others are waiting in (``finish_empty``),
     and it knows whether it was called at all: a training that goes around its wrapper is seen.
+    ``is_complete``: the last backward has left no bucket for which the others wait. ``at_last``: is
+    called in the next backward, once its last bucket travels.
 
     ``num_searched``: parameters of a model whose unused ones are searched for, else 0; torch then
     adds up, after the buckets, one number per parameter.
@@ -62,6 +63,8 @@ class GradientSync:
         self._num_searched = num_searched
         self.num_calls = 0
         self.num_started = 0
+        self.is_complete = False
+        self.at_last: Callable[[], None] | None = None
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -109,6 +112,7 @@ class GradientSync:
         self.num_started += 1
         self._layout[index] = (buffer.numel(), buffer.dtype, buffer.device)
         if bucket.is_last():
+            self.is_complete = True
             for later in [i for i in self._layout if i > index]:
                 del self._layout[later]
             if self._events is not None:
@@ -118,6 +122,9 @@ class GradientSync:
         # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
         # buckets at its end.
         work = dist.all_reduce(buffer, async_op=True)
+        if bucket.is_last() and self.at_last is not None:
+            call, self.at_last = self.at_last, None
+            call()
         # Complex numbers travel as pairs of real ones, and DDP wants its own buffer back.
         result = (lambda _: buffer) if buffer.is_complex() else _first
         future: torch.futures.Future[Tensor] = work.get_future().then(result)
@@ -125,15 +132,11 @@ class GradientSync:
 
     def begin(self) -> None:
         """Prepare for a backward that synchronises."""
-        self.num_started = 0
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the last backward has left buckets for which the others wait."""
-        return self.num_started < len(self._layout)
+        self.num_started, self.is_complete, self.at_last = 0, False, None
 
     def finish_empty(self) -> None:
         """Take part with zeros in the collectives of this backward that are still to come."""
+        self.at_last = None
         # Collectives have no names: they match by their order alone. The others wait in those that
         # this rank did not get to, so it joins each, in order, with the size they expect.
         for index in range(self.num_started, len(self._layout)):
@@ -196,48 +199,6 @@ def kept_text(value: Any) -> bytes | None:
 def share_parameters(model: nn.Module) -> None:
     """Every rank takes rank 0's parameters and buffers."""
     share_buffers([*model.parameters(), *model.buffers()])
-
-
-@torch.no_grad()
-def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
-    """One 64-bit checksum per tensor, over its bits; equal tensors have equal ones."""
-    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
-    if not sums:
-        return torch.zeros(0, dtype=torch.int64)
-    return torch.stack(sums).cpu()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    if flat.dtype == torch.bool:
-        return flat
-    num_bytes = flat.numel() * flat.element_size()
-    if num_bytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0:
-        return flat.view(torch.int64)
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return flat.view(kinds[flat.element_size()])
-
-
-def check_identical(parameters: Mapping[str, Tensor], council: Council, when: str) -> None:
-    """MusterError on every rank, with names, when parameters are not the same on all ranks."""
-    if council.num_ranks == 1:
-        return
-    own = fingerprint(parameters.values())
-    # max(x) == -max(-x) on every rank exactly when all x are equal. ~x is -x - 1: no overflow.
-    both = council.maximum(torch.cat([own, ~own]))
-    differs = (both[: len(own)] != ~both[len(own) :]).nonzero().flatten().tolist()
-    if differs:
-        names = [name for index, name in enumerate(parameters) if index in set(differs)]
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise MusterError(
-            f"The ranks' parameters are no longer the same {when}: {shown}. "
-            "Each rank is training a model of its own.",
-            hint="gradients or updates differ between ranks: the loss must call the model that "
-            "it is given (not the module inside), and nothing may change parameters on one "
-            "rank only.",
-        )
 
 
 @contextmanager

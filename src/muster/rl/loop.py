@@ -11,6 +11,7 @@ import torch
 
 from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
+from muster.rank.alike import check_alike, check_same_model
 from muster.rank.freed_memory import freed_memory_kept
 from muster.rank.life import (
     Decision,
@@ -27,7 +28,6 @@ from muster.rank.life import (
 from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, mix, seed_everything
 from muster.rank.state import Start
-from muster.rank.sync import check_identical
 from muster.rl.config import PpoConfig
 from muster.rl.losses import gae, normalise_advantages
 from muster.rl.progress import between
@@ -101,6 +101,11 @@ class AgentTrainer(Trainer):
                 gamma=config.gamma, gae_lambda=config.gae_lambda,
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
+            if agreed.changed:
+                when = f"in update {progress.updates + 1}"
+                check_alike(run.policy, run.gang.council, when)
+                run.optimizer.zero_grad(set_to_none=True)  # none for what is frozen: no moments
+                run.replica.renew()
             if not agreed.is_finite:
                 end_for_rollout(run, rollout)
             device = run.gang.device
@@ -120,6 +125,8 @@ class AgentTrainer(Trainer):
         if progress.updates == 1:
             run.state.check_kept()
         self._check_identical(f"after update {progress.updates}")
+        if run.replica.has_other_buffers:
+            run.replica.take_buffers()
         seconds = time.perf_counter() - began
         values = update_values(
             run, agreed, learned, lr=lr, entropy_coef=entropy_coef, seconds=seconds
@@ -170,7 +177,7 @@ class AgentTrainer(Trainer):
         self._memory.close()
 
     def _check_identical(self, when: str) -> None:
-        check_identical(dict(self.run.policy.named_parameters()), self.gang.council, when)
+        check_same_model(self.run.policy, self.gang.council, when)
 
 
 def save(run: AgentRun, *, is_best: bool) -> None:

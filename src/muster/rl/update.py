@@ -45,10 +45,12 @@ class Agreed(NamedTuple):
         advantage_sums: count and sum of the advantages; ``advantage_squares``: about their mean.
         variance_sums: of values and targets, for the explained variance.
         observation_deltas, return_deltas: for the running statistics.
+        changed: whether some rank's policy trains others of its parameters than before.
     """
 
     stop: bool
     save: bool
+    changed: bool
     is_finite: bool
     episode_sums: list[float]
     advantage_sums: Tensor
@@ -78,18 +80,19 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
         run.policy.normaliser.deltas(watched, valid.flatten()),
         run.return_scale.deltas(discounted, valid),
     ]
+    told = (stop, save, run.replica.trains_others)
     own = torch.cat([part.double().flatten() for part in parts]).cpu()
     total = torch.tensor(
-        run.gang.council.add([float(stop), float(save), *own.tolist()]).wait(),
-        dtype=torch.float64,
+        run.gang.council.add([*map(float, told), *own.tolist()]).wait(), dtype=torch.float64
     )
-    sums = torch.split(total[2:], [part.numel() for part in parts])
+    sums = torch.split(total[len(told) :], [part.numel() for part in parts])
     # An extra that is NaN is no reason to stop; a NaN in what is learnt from is.
     is_finite = bool(torch.isfinite(torch.cat(sums[1:])).all())
     squares = squared_deviations(returns.advantages, valid, sums[1].to(valid.device))
     return Agreed(
         stop=bool(total[0] > 0),
         save=bool(total[1] > 0),
+        changed=bool(total[2] > 0),
         is_finite=is_finite,
         episode_sums=sums[0].tolist(),
         advantage_sums=sums[1],
@@ -148,6 +151,11 @@ def no_room_error(config: PpoConfig, device: torch.device, error: BaseException)
         "--num-envs or --rollout-steps in collecting.",
     )
 
+
+_ALL_USED = (
+    "the policy's value or its actions have to follow from each of its parameters, in every "
+    "minibatch: leave out the others, or freeze them (requires_grad_(False)) when they are made."
+)
 
 #: An update ends when the policy has moved further than this times --target-kl.
 _KL_MARGIN = 1.5
@@ -257,6 +265,8 @@ def _accumulate(
             if run.scaler is not None:
                 loss = run.scaler.scale(loss)
             loss.backward()  # type: ignore[no-untyped-call]
+        if number == len(pieces) - 1:
+            run.replica.check_complete(_ALL_USED)
         told.append(torch.stack([term.detach().double() for term in terms]))
     sums: list[float] = torch.stack(told).sum(0).tolist()
     return sums

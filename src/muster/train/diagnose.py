@@ -111,17 +111,24 @@ def shrink(run: Training, window: Window, shortage: BaseException | None) -> Non
         f"memory     ran out with micro-batches of {run.plan.micro_batch}; "
         f"going on with {smaller} (the same batches, the same losses)"
     )
-    BEACON.phase = "setup"
     run.plan = smaller
-    run.work.forget_gradients()
-    run.work.replica.renew()
-    if run.gang.num_ranks > 1:
-        rehearse(run.work, run.gang.council)
-    run.feed.at(window.position, smaller)
+    begin_again(run, window)
     if run.gang.is_first:
         remember_micro_batch(
             run.folder.memory_json, smaller.micro_batch, smaller.global_batch, smaller.num_ranks
         )
+
+
+def begin_again(run: Training, window: Window) -> None:
+    """Go back to the begin of a step that the ranks cannot end together, with the model wrapped
+    anew.
+    """
+    BEACON.phase = "setup"
+    run.work.forget_gradients()
+    run.work.replica.renew()
+    if run.gang.num_ranks > 1:
+        rehearse(run.work, run.gang.council)
+    run.feed.at(window.position, run.plan)
 
 
 def rebalance(run: Training) -> None:

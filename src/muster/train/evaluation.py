@@ -19,7 +19,8 @@ from muster.rank.process_group import Gang
 from muster.rank.seeding import Untouched
 from muster.rank.sync import restored
 from muster.rank.task import check_gives, tried
-from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
+from muster.train.feed import Batch, Fetcher, Order, to_device
+from muster.train.items import draws_random_numbers
 from muster.train.task import Columns, Task
 
 

@@ -127,45 +127,6 @@ def _columns(
     return None if hasattr(dataset, "__getitems__") else (dataset.tensors, rows)
 
 
-def draws_random_numbers(dataset: Dataset[Any], num_samples: int) -> bool:
-    """Whether fetching an item draws from Python's, numpy's or torch's global generators."""
-    with Untouched() as generators:
-        for index in sorted({0, num_samples // 2, num_samples - 1}):
-            dataset[index]
-        return generators.was_used()
-
-
-def is_repeatable(dataset: Dataset[Any], num_samples: int) -> bool:
-    """Whether an item is the same again with the same seeds.
-
-    It is not where the data set holds a generator of its own, which cannot be seeded from here.
-    """
-    with Untouched():
-        for index in sorted({0, num_samples - 1}):
-            seed_sample(index)
-            first = dataset[index]
-            seed_sample(index)
-            if not _is_same(first, dataset[index]):
-                return False
-    return True
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    """Whether two items hold the same numbers; items without numbers count as the same."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_is_same(first[k], second[k]) for k in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(_is_same, first, second))
-    if isinstance(first, bool | int | float | str | bytes):
-        return bool(first == second or first != first)
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        both_nan = first.shape == second.shape and torch.equal(first.isnan(), second.isnan())
-        return both_nan and torch.equal(first.nan_to_num(), second.nan_to_num())
-    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):  # arrays and images
-        return bool(first.tobytes() == second.tobytes())
-    return True
-
-
 class Window(NamedTuple):
     """One optimizer step of one rank: ``rounds`` micro-batches, which ``Feed.take`` gives.
 

@@ -9,9 +9,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
+from muster.rank.alike import check_alike, check_same_model
 from muster.rank.life import (
     Decision,
     Interval,
@@ -26,13 +28,14 @@ from muster.rank.life import (
     memory_explained,
 )
 from muster.rank.meter import remember_micro_batch
+from muster.rank.process_group import Pending
 from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.state import Start
-from muster.rank.sync import check_identical
 from muster.train.config import TrainConfig
 from muster.train.diagnose import (
     are_finite,
+    begin_again,
     loss_not_finite,
     no_room_error,
     out_of_memory_error,
@@ -90,16 +93,22 @@ class ModelTrainer(Trainer):
         lr_factor = _set_lr(run)
         window = run.feed.window()
         seed = mix(run.config.seed, STEP, progress.attempts, run.gang.rank)
-        sums = accumulate(work, run.feed, window, meter, seed)
-        verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
+        agreement = _Agreement(run, trail, stop, interval)
+        sums = accumulate(work, run.feed, window, meter, seed, agreement.begin)
+        verdict = agreement.end(sums)
         _check_finite(run, verdict.losses)
-        if verdict.shortage:
+        if verdict.changed:
+            check_alike(work.replica.bare, run.gang.council, f"in step {progress.attempts + 1}")
+            work.replica.take_buffers()
+        if verdict.again:
             trail.drop()
             meter.pause()
             self._lines.write(verdict.losses)
-            shrink(run, window, sums.shortage)
+            if verdict.shortage:
+                shrink(run, window, sums.shortage)
+            else:
+                begin_again(run, window)
             return None
-
         BEACON.phase = "optimizer"
         norm, used = (None, False)
         if verdict.weight > 0:
@@ -109,8 +118,7 @@ class ModelTrainer(Trainer):
         if progress.attempts == 1:
             run.state.check_kept()
             if not work.replica.is_sharded:
-                named = dict(work.replica.bare.named_parameters())
-                check_identical(named, run.gang.council, "after step 1")
+                check_same_model(work.replica.bare, run.gang.council, "after step 1")
                 run.state.reserve()
         meter.end_step(window.planned)
         if used:
@@ -208,35 +216,60 @@ Losses = Sequence[StepLoss]
 
 
 class _Verdict(NamedTuple):
-    """What the ranks have agreed on in a step. ``losses``: of the attempts now known."""
+    """What the ranks have agreed on in a step.
+
+    ``losses``: of the attempts now known; ``again``: the step has to be made again; ``changed``:
+    some rank's model has other buffers, or trains other parameters, than before.
+    """
 
     weight: float
     losses: Losses
+    again: bool
     shortage: bool
+    changed: bool
     stop: bool
     save: bool
 
 
-def _agree(
-    run: Training, sums: Sums, trail: LossTrail, *, wants_stop: bool, wants_save: bool
-) -> _Verdict:
-    """Agree on a step by one small sum over the ranks: no rank acts on what it alone knows."""
-    is_short = sums.shortage is not None
-    known = trail.push(run.progress.attempts, run.progress.epoch, sums.loss, sums.weight)
-    values = (
-        sums.weight,
-        known.total if known else 0.0,
-        known.weight if known else 0.0,
-        float(is_short),
-        float(wants_stop),
-        float(wants_save),
-    )
-    weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
-    is_known = known is not None and terms > 0 and not (short and trail.lag == 0)
-    losses: Losses = ()
-    if known is not None and is_known:
-        losses = (StepLoss(known.attempt, known.epoch, total, terms),)
-    return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
+class _Agreement:
+    """One small sum over the ranks, at the end of a step: no rank acts on what it alone knows.
+
+    It is begun while the last gradients travel, where all is known by then, so that a rank waits
+    once for the others and not twice.
+    """
+
+    def __init__(self, run: Training, trail: LossTrail, stop: StopFlag, interval: Interval) -> None:
+        self._run, self._trail, self._stop, self._interval = run, trail, stop, interval
+        self._known: StepLoss | None = None
+        self._pending: Pending | None = None
+
+    def begin(self, loss: Tensor | float, weight: float, *, is_short: bool = False) -> None:
+        progress, replica = self._run.progress, self._run.work.replica
+        known = self._trail.push(progress.attempts, progress.epoch, loss, weight)
+        values = (
+            weight,
+            known.total if known else 0.0,
+            known.weight if known else 0.0,
+            float(is_short),
+            float(replica.trains_others),
+            float(replica.has_other_buffers),
+            float(self._stop.is_set),
+            float(self._interval.is_due()),
+        )
+        self._known, self._pending = known, self._run.gang.council.add(values)
+
+    def end(self, sums: Sums) -> _Verdict:
+        if self._pending is None:
+            self.begin(sums.loss, sums.weight, is_short=sums.shortage is not None)
+        elif sums.shortage is not None:  # the others have been told that all is well
+            raise sums.shortage
+        assert self._pending is not None
+        weight, total, terms, short, others, buffers, stop, save = self._pending.wait()
+        known, again, changed = self._known, short + others > 0, others + buffers > 0
+        losses: Losses = ()
+        if known is not None and terms > 0 and not (again and self._trail.lag == 0):
+            losses = (StepLoss(known.attempt, known.epoch, total, terms),)
+        return _Verdict(weight, losses, again, short > 0, changed, stop > 0, save > 0)
 
 
 def _check_finite(run: Training, losses: Losses) -> None:
@@ -275,8 +308,7 @@ def _save(run: Training, *, is_best: bool) -> None:
         _finish_writing(run)
         raise parameters_not_finite(run)
     if not replica.is_sharded:
-        named = dict(replica.bare.named_parameters())
-        check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
+        check_same_model(replica.bare, council, f"at the checkpoint of step {run.progress.step}")
     extra = {
         "contract": run.contract,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},

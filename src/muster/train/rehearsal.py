@@ -19,12 +19,13 @@ from torch.utils.data import Dataset
 
 from muster.base.codec import check_storable
 from muster.base.errors import MusterError, NotTried, TargetError
+from muster.rank.alike import check_identical
 from muster.rank.meter import count_flops, kept_bytes
 from muster.rank.precision import Precision
 from muster.rank.process_group import Council, Gang
 from muster.rank.replica import Replica
 from muster.rank.seeding import Untouched
-from muster.rank.sync import check_identical, restored
+from muster.rank.sync import restored
 from muster.rank.task import name_of, raise_together, rehearsing, tried
 from muster.train.evaluation import Evaluator, monitored
 from muster.train.feed import Batch, Collate, to_device

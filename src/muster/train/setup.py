@@ -38,10 +38,9 @@ from muster.train.feed import (
     Fetcher,
     check_dataset,
     choose_num_workers,
-    draws_random_numbers,
-    is_repeatable,
     open_dataset,
 )
+from muster.train.items import check_same_items, draws_random_numbers, is_repeatable
 from muster.train.progress import Limits, Progress
 from muster.train.rehearsal import (
     Gradients,
@@ -127,6 +126,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
 
     dataset, num_samples = _training_data(task, name, config.seed)
     council.check_same("the number of training samples", num_samples)
+    check_same_items(dataset, num_samples, "train", council)
     checkpoint, extra = newest_state(start)
     num_shares = len(gang.devices) if is_dp else gang.num_ranks
     fits = council.share(remembered_micro_batch(folder.memory_json))
@@ -367,6 +367,7 @@ def _evaluators(
             continue
         count = check_dataset(dataset, split, type(task).__name__)
         gang.council.check_same(f"the number of {split} samples", count)
+        check_same_items(dataset, count, split, gang.council)
         found[split] = Evaluator(
             task,
             dataset,

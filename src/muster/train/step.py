@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,11 @@ from muster.rank.sync import restored
 from muster.train.feed import Batch, Feed, Window
 from muster.train.progress import Arriving
 from muster.train.task import Loss, Task
+
+_SKIPS = (
+    "the loss before the first step used it. Write skips_parameters = True in the class of the "
+    "task: torch then looks for unused parameters at every step."
+)
 
 
 class Sums(NamedTuple):
@@ -89,18 +96,25 @@ class Work:
         losses.backward(scale)  # type: ignore[no-untyped-call]
 
 
-def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int = 0) -> Sums:
+#: Is told this rank's sum of losses and of their weights, where they are known early.
+Tell = Callable[[Tensor | float, float], None]
+
+
+def accumulate(
+    work: Work, feed: Feed, window: Window, meter: Meter, seed: int = 0, tell: Tell | None = None
+) -> Sums:
     """Run forward and backward of every micro-batch; gradients are synchronised in the last one.
 
     The gradient is that of (sum of losses) / (planned samples of the global batch), added over
     the ranks. When memory runs out, this rank still takes part in the collectives that the
     others wait in, and says so in ``shortage``. What a forward draws follows from ``seed``, the
-    same on no two ranks or steps, and the number of its round.
+    same on no two ranks or steps, and the number of its round. ``tell`` is called while the last
+    gradients travel, or not at all.
     """
     work.forget_gradients()
     work.replica.begin_window()
     try:
-        return _all_rounds(work, feed, window, meter, seed)
+        return _all_rounds(work, feed, window, meter, seed, tell)
     except Exception as error:
         if not is_out_of_memory(error) or not work.replica.can_recover:
             raise
@@ -112,7 +126,9 @@ def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int =
     return Sums(0.0, 0.0, shortage)
 
 
-def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int) -> Sums:
+def _all_rounds(
+    work: Work, feed: Feed, window: Window, meter: Meter, seed: int, tell: Tell | None
+) -> Sums:
     total: Tensor | None = None
     weight: Tensor | float = 0.0
     arriving: Arriving | None = None
@@ -127,7 +143,8 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
         step.data_wait_s += time.perf_counter() - began
         is_last = index == window.rounds - 1
         if batch.size == 0:
-            _stand_in(work, is_last=is_last)
+            told = partial(_tell, tell, total, Arriving(weight)) if is_last else None
+            _stand_in(work, told, is_last=is_last)
             continue
         BEACON.phase = "forward"
         with work.replica.synchronised(is_last):
@@ -135,13 +152,14 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
                 losses = work.task.loss(work.replica.wrapped, batch.data)
                 losses, terms = check_loss(losses, batch.size, work.task)
             weight = weight + terms
+            part = losses.detach().sum()
+            total = part if total is None else total + part
             if is_last:  # before the backward, which the host then need not wait for
                 arriving = Arriving(weight)
+                work.replica.at_last_gradients(partial(_tell, tell, total, arriving))
             work.scale_by(scale)  # here: a round without a sample has set it to 0
             work.backward(losses)
-        part = losses.detach().sum()
-        total = part if total is None else total + part
-    work.replica.check_complete()
+    work.replica.check_complete(None if work.replica.trains_others else _SKIPS)
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)
@@ -149,8 +167,15 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
     return Sums(0.0 if total is None else total, terms_here)
 
 
-def _stand_in(work: Work, *, is_last: bool) -> None:
-    """Take part in the others' collectives with a batch of weight 0, for want of own samples."""
+def _tell(tell: Tell | None, total: Tensor | None, weight: Arriving) -> None:
+    if tell is not None:
+        tell(0.0 if total is None else total, weight.get())
+
+
+def _stand_in(work: Work, told: Callable[[], None] | None, *, is_last: bool) -> None:
+    """Take part in the others' collectives with a batch of weight 0, for want of own samples.
+    ``told``: to be called with the last gradients.
+    """
     replica = work.replica
     meets = is_last or replica.is_sharded or replica.meets_in_forward
     if replica.gang.num_ranks == 1 or not meets:
@@ -159,6 +184,8 @@ def _stand_in(work: Work, *, is_last: bool) -> None:
         with work.precision.autocast():
             losses = work.task.loss(work.replica.wrapped, work.example.data)
             losses, _ = check_loss(losses, work.example.size, work.task)
+        if told is not None:
+            replica.at_last_gradients(told)
         work.scale_by(0.0)
         work.backward(losses)
 

@@ -30,7 +30,7 @@ from muster.rank.task import raise_together
 from muster.run.folder import RunFolder
 from muster.train.config import BatchPlan, TrainConfig, plan_batches
 from muster.train.feed import Feed, Fetcher, check_dataset, open_dataset
-from muster.train.feed import draws_random_numbers as draws
+from muster.train.items import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_gradients, rehearse, sparse_refused
 from muster.train.step import Work, accumulate
 from muster.train.task import Task, make_task

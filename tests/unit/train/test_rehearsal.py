@@ -18,7 +18,7 @@ from torch import nn
 from muster.base.errors import UsageError
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.feed import _is_same
+from muster.train.items import _is_same
 from muster.train.loop import train
 from muster.train.setup import _drops
 

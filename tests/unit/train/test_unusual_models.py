@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[int, Toy, str]] = {
     "unstorable": (1, Unusual(net="unstorable"), "the model keeps _extra_state, a dict"),
     "stream": (1, Streaming(), "Streaming.dataset('train') gives a Stream, which"),
     "sparse-on-two": (2, Unusual(net="sparse", how="sgd"), "table.weight"),
-    "pausing": (2, Unusual(net="pausing"), "did not use mostly.weight, mostly.bias, which"),
+    "pausing": (2, Unusual(net="pausing"), "did not use mostly.weight, mostly.bias:"),
 }
 
 
@@ -125,4 +125,4 @@ def test_a_loss_that_skips_parameters_in_its_last_micro_batch_is_told_so(late: O
     """All have gradients then, from the one before."""
     error = late.of("late", 1).error
     assert error is not None
-    assert "did not use a parameter in its last micro-batch, which" in error
+    assert "did not use a parameter in its last micro-batch:" in error

@@ -18,6 +18,7 @@ from muster.api.start.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, TargetError, nearest
+from muster.base.modules import Finder, Found, is_installed, read_source
 from muster.base.shown_text import shell_word
 from muster.gang.handle import SupervisorHandle
 from muster.run.folder import RunFolder, default_root, folder_for, name_with_hash
@@ -143,9 +144,12 @@ def check_there(script: Script) -> None:
 
 
 def _check_program(script: Script, options: GangOptions) -> None:
-    """Raise TargetError where it is to run on this machine, which has no such program."""
-    is_there = options.hosts is not None or shutil.which(script.path) is not None
-    if script.is_python or script.is_module or is_there:
+    """Raise TargetError where it is to run on this machine, which has no such program or module."""
+    if options.hosts is not None:
+        return
+    if script.is_module:
+        _check_module(script.path)
+    if script.is_python or shutil.which(script.path) is not None:
         return
     if "/" in script.path and Path(script.path).is_file():
         raise TargetError(
@@ -155,6 +159,53 @@ def _check_program(script: Script, options: GangOptions) -> None:
         f"There is no program {script.path} here.",
         hint="check its name, or give its path; `which NAME` shows where a program is.",
     )
+
+
+def _check_module(name: str) -> None:
+    """Raise TargetError for a module that no rank could find. Nothing of it is imported, so that a
+    package which says by itself where its modules are is left to the ranks.
+    """
+    finder, parts = Finder([str(Path.cwd())]), name.split(".")
+    above = Found(folders=tuple(finder.folders))
+    for length in range(1, len(parts) + 1):
+        found = finder.find(".".join(parts[:length])) if all(parts) else None
+        if found is None:
+            raise TargetError(
+                f"There is no module {name} (seen from {Path.cwd()}).",
+                hint=_hint_for_module(parts[: length - 1], parts[length - 1], name, above),
+            )
+        is_package = found.folders is not None
+        if is_package and found.path is not None and b"__path__" in read_source(found.path):
+            return
+        above = found
+    if above.folders is not None and finder.find(f"{name}.__main__") is None:
+        names = ", ".join(f"{name}.{each}" for each in _own_modules(above)[:5])
+        raise TargetError(
+            f"{name} is a package without a module __main__, so it cannot be run.",
+            hint=f"run one of its modules: {names}." if names else "name a module.",
+        )
+
+
+def _hint_for_module(before: list[str], last: str, name: str, above: Found) -> str:
+    """``last`` was not found in ``above``, which is the package ``before``."""
+    if Path(name).is_file():
+        return f"a file is run without -m: muster run {shell_word(name)}"
+    if near := nearest(last, _own_modules(above)):
+        return f"did you mean {'.'.join([*before, near])}?"
+    return (
+        "a module is named as for python -m, from this folder: package/train.py is package.train. "
+        "What lies elsewhere is found with PYTHONPATH."
+    )
+
+
+def _own_modules(package: Found) -> list[str]:
+    """Names of the user's modules and packages there; of what is installed none."""
+    found = set()
+    for folder in map(Path, package.folders or ()):
+        if not is_installed(folder / "any.py"):
+            found |= {path.stem for path in folder.glob("*.py")}
+            found |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def _new_folder(name: str, node_rank: int) -> RunFolder:
