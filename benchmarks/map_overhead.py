@@ -1,6 +1,7 @@
 """What ``muster map`` costs besides the stage: records per second and memory beside its peers.
 
     python benchmarks/map_overhead.py            # 200,000 and 2,000,000 rows; tens of minutes
+    python benchmarks/map_overhead.py --peers-up-to 200000    # minutes
     python benchmarks/map_overhead.py --quick    # 20,000 rows, one round
     python benchmarks/map_overhead.py --peers-python /path/to/python    # where the peers are
     python benchmarks/map_overhead.py --stage-us 200 --rows 50000    # a stage that works
@@ -51,6 +52,7 @@ MUSTER, PLAIN, BY_HAND = "muster map", "plain loop", "by hand"
 #: Contender -> its package.
 PEERS = {"datasets.map": "datasets", "Ray Data": "ray", "datatrove": "datatrove"}
 UNORDERED = ("Ray Data", "datatrove")
+JUDGED = 100_000  # rows, and more
 GOAL_SPEED, GOAL_WITH_WORK, GOAL_MEMORY = 1.5, 1.9, 1.10
 
 
@@ -319,7 +321,7 @@ def check(contender: str, source: Path, out: Path, count: int) -> None:
 
 
 def run_size(
-    count: int, contenders: list[str], repeats: int, peers_python: str
+    count: int, contenders: list[str], repeats: int, peers_python: str, *, watches: bool
 ) -> dict[str, Found]:
     found = {name: Found() for name in contenders}
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
@@ -332,7 +334,7 @@ def run_size(
                 rate, _ = measure(one, source, count, peers_python, watches=False)
                 found[one].rates.append(rate)
                 say(count, f"round {number}: {one}: {rate:,.0f} records/s")
-        for one in contenders:
+        for one in contenders if watches else ():
             _, found[one].peak_mib = measure(one, source, count, peers_python, watches=True)
             say(count, f"{one}: {found[one].peak_mib:,.0f} MiB")
     return found
@@ -376,6 +378,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=[BY_HAND, MUSTER, *PEERS], help="beside the plain loop"
     )
+    parser.add_argument("--peers-up-to", type=int, help="rows; for more, peers are left out")
     parser.add_argument("--stage-us", type=float, default=0, help="µs of work on each record")
     parser.add_argument("--quick", action="store_true", help="20,000 rows, one round")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -398,8 +401,12 @@ def main() -> None:
     versions = ", ".join(f"{peer}: {peers.get(peer, 'not installed')}" for peer in PEERS)
     print(f"peers: {versions}")
     record: dict[str, Any] = {"machine": about, "peers": peers, "rows": {}}
+    most = args.peers_up_to or max(args.rows)
     for count in args.rows:
-        found = run_size(count, contenders, args.repeats, args.peers_python)
+        here = [name for name in contenders if name not in PEERS or count <= most]
+        # With a stage that works there is no goal for memory, and a round takes long.
+        watches = not args.stage_us
+        found = run_size(count, here, args.repeats, args.peers_python, watches=watches)
         record["rows"][count] = report(count, found)
     if MUSTER in contenders:
         print()
@@ -410,9 +417,13 @@ def main() -> None:
 def judge(by_count: dict[int, dict[str, Any]], least_ratio: float) -> None:
     for count, figures in by_count.items():
         ratio = figures[MUSTER]["of_plain_loop"]["median"]
-        what = f"{count:,} rows, of the plain loop"
-        goal(what, f"≥ {least_ratio}", f"{ratio:.2f}", ratio >= least_ratio)
-    if len(by_count) > 1:
+        if count < JUDGED:  # the start is all that such a run takes
+            continue
+        what = f"{count:,} rows{', 200 µs each' * bool(STAGE_S)}, of the plain loop"
+        hand = figures.get(BY_HAND, {"of_plain_loop": {"median": 0.0}})["of_plain_loop"]["median"]
+        bound = f"{hand:.2f}: two processes by hand that keep nothing else" if hand else ""
+        goal(what, f"≥ {least_ratio}", f"{ratio:.2f}", ratio >= least_ratio, bound=bound)
+    if len(by_count) > 1 and not STAGE_S:
         least, most = min(by_count), max(by_count)
         growth = (
             by_count[most][MUSTER]["peak_mib"]["median"]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from measuring import machine, table, write_json
+from measuring import growth, machine, table, write_json
 from muster.search.records import Ending, Point
 from muster.search.search import Search
 from muster.search.space import Space
@@ -68,10 +68,14 @@ def main() -> None:
             rows.append({
                 "trials": trials, "decisions": decisions, "reports": heard,
                 "decisions_per_s": decisions / hearing, "asks_per_s": trials / asking,
-                "mib": memory,
+                "mib": memory, "seconds": hearing + asking,
             })  # fmt: skip
     heads = ["trials", "decisions", "reports", "decisions/s", "asks/s", "MiB"]
-    table(heads, [[f"{value:,.0f}" for value in row.values()] for row in rows])
+    table(heads, [[f"{value:,.0f}" for value in [*row.values()][:6]] for row in rows])
+    sizes = [row for row in rows if row["trials"] in (rows[0]["trials"], rows[-1]["trials"])]
+    sizes.insert(1, rows[len(rows) // 3])
+    growth("time of a search's decisions", "trials", [int(row["trials"]) for row in sizes],
+           [row["seconds"] for row in sizes])  # fmt: skip
     write_json(flags.json, {"machine": machine("optuna"), "rule": flags.rule, "rows": rows})
 
 

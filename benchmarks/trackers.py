@@ -165,9 +165,10 @@ def shown(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=125.0, help="with each tracker")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    seconds = 16.0 if arguments.quick else 125.0
+    seconds = 16.0 if arguments.quick else arguments.seconds
     names = ["tensorboard"] if arguments.quick else list(TRACKERS)
     with (
         tempfile.TemporaryDirectory() as folder,
