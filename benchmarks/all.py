@@ -48,20 +48,22 @@ class Run:
 
 RUNS = {
     "agent_client": Run(2.0),
-    "chaos": Run(3.5, "--peer-limit 60"),
-    "checkpoint_stall": Run(2.0, "--repeats 5"),
-    "cluster_overhead": Run(3.0, "--repeats 1"),
-    "dashboard": Run(4.0, "--only browser files idle viewers memory --repeats 2 "
+    "chaos": Run(3.0, "--peer-limit 60"),
+    "checkpoint_stall": Run(1.7, "--repeats 5"),
+    "cluster_overhead": Run(2.5, "--repeats 1"),
+    "dashboard": Run(2.5, "--only browser files idle memory --repeats 5 "
                           "--memory-minutes 1.5 --idle-seconds 15"),
-    "ddp_throughput": Run(4.0, "--only turns ddp --repeats 3 "
+    "dashboard-viewers": Run(2.5, "--only viewers --repeats 2", "dashboard"),
+    "ddp_throughput": Run(3.0, "--only turns ddp --repeats 2 "
                                "--peers raw muster accelerate lightning hf"),
     "farm_overhead": Run(2.0, "--repeats 3"),
     "faults": Run(3.0, "--repeats 1 --limit 30"),
-    "generate": Run(2.0, "--repeats 3"),
-    "growth": Run(1.5),
-    "hosts_overhead": Run(2.0, "--only 'functions: muster' commands gang --commands 60"),
-    "launch": Run(1.5, "--ranks 8 --repeats 5"),
-    "listing": Run(1.5),
+    "generate": Run(1.5, "--repeats 2"),
+    "growth": Run(1.2),
+    "hosts_overhead": Run(1.4, "--only 'functions: muster' commands gang --commands 60 "
+                               "--repeats 2"),
+    "launch": Run(1.0, "--ranks 8 --repeats 3"),
+    "listing": Run(1.0),
     "llm_server": Run(2.0, "--only 'muster, faults' --repeats 1"),
     "makespan": Run(0.8, "--repeats 3"),
     "many_workers": Run(0.3),
@@ -77,7 +79,7 @@ RUNS = {
     "resume": Run(1.3, "--repeats 1"),
     "rl_throughput": Run(3.5, "--only cartpole market --seeds 2 --steps 4096 --market-seeds 2 "
                               "--market-cycles 3 --market-envs 1024"),
-    "scale": Run(3.0),
+    "scale": Run(2.5),
     "search": Run(2.0, "--trials 27 --rounds 1"),
     "search_decisions": Run(0.3),
     "search_stop": Run(0.8),
@@ -90,7 +92,7 @@ RUNS = {
 #: Without a goal, against another commit, or longer than an hour allows: run where asked for.
 ASKED_FOR = {
     "house_overhead": Run(5.0, "--ref ef43f7d --pairs 5"),
-    "scale-large": Run(15.0, "--pilots 1000 --tasks 5000000", "scale"),
+    "scale-large": Run(6.0, "--pilots 1000 --tasks 5000000", "scale"),
     "scaling": Run(2.0),
 }
 

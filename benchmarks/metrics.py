@@ -128,7 +128,8 @@ def main() -> None:
                  "{:+.2f} % [{:+.2f}, {:+.2f}]".format(median(values), *interval(values)),
                  f"< {GOAL_PERCENT} %",
                  goal(f"cost of 100 points/s, {what}, %", f"< {GOAL_PERCENT}",
-                      f"{median(values):+.2f}", median(values) < GOAL_PERCENT, shown=False)]
+                      "{:+.2f} [{:+.2f}, {:+.2f}]".format(median(values), *interval(values)),
+                      median(values) < GOAL_PERCENT, shown=False)]
                 for what, values in of.items()
             ),
         ],

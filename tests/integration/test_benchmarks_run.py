@@ -50,11 +50,23 @@ def test_a_full_run_has_each_benchmark_or_says_that_it_is_asked_for(
     assert 30 < minutes <= 75, "a full run takes about an hour"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*NAMES, "makespan"])
+def test_each_finds_what_it_imports_and_knows_the_flags_of_a_full_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     with kept_environment():
-        assert callable(runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"])
+        every = runpy.run_path(str(BENCHMARKS / "all.py"))
+        main = runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]
+    runs = {**every["RUNS"], **every["ASKED_FOR"]}
+    for record, run in runs.items():
+        if (run.script or record) == name:
+            words = every["words_of"](run, is_quick=False)
+            # What is wrong among the flags is told before the help is shown.
+            monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--help"])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_what_stands_for_a_workers_line_has_all_that_tasks_ask_of_one() -> None:
