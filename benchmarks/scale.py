@@ -447,7 +447,8 @@ def coordinate(place: Path, path: Path, size: Size) -> None:
     }
     record = {
         "tasks_per_s": watched.num_done / seconds,
-        "ready_s": watched.ready_s - began,
+        # None: it was over before all of them had come.
+        "ready_s": watched.ready_s - began if watched.ready_s else None,
         "whole_s": time.time() - began,
         "cpu_s": cpu,
         "memory_mib": int(peak) / 1024,
@@ -504,7 +505,8 @@ def cells(found: dict[str, Any]) -> list[str]:
         f"{found['cpu_s']:.1f}", f"{found['all_cpu_s']:.0f}", f"{found['memory_mib']:.0f}",
         f"{sizes[0]:,.0f} / {sizes[1]:,.0f}",
         f"{commits[0] * 1e3:.0f} / {commits[1] * 1e3:.0f}",
-        f"{results[0]:.2f} / {results[1]:.2f}", shown, f"{found['ready_s']:.1f}",
+        f"{results[0]:.2f} / {results[1]:.2f}", shown,
+        "-" if found["ready_s"] is None else f"{found['ready_s']:.1f}",
     ]  # fmt: skip
 
 

@@ -34,6 +34,8 @@ HEAD = """# The tables of the benchmarks
 What each benchmark printed when it was last run, with its command, date, commit and machine.
 [Measurements](measurements.md) has the goals and what the figures mean.
 """
+#: Of benchmarks/all.py.
+_TABLES = {"RUNS", "ASKED_FOR"}
 _GOALS = re.compile(r"(<!-- goals -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PART = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _DECISION = re.compile(r"decision (\d{4})")
@@ -144,13 +146,24 @@ def tables(records: Mapping[str, dict[str, Any]], about: Mapping[str, str]) -> s
 
 
 def described(folder: Path) -> dict[str, str]:
-    """Benchmark → the first line of its script."""
+    """Benchmark → the first line of its script; also for each further form that all.py has."""
     found = {}
     for path in sorted(folder.glob("*.py")):
         if path.stem not in OTHERS:
             text = ast.get_docstring(ast.parse(path.read_text())) or ""
             found[path.stem] = text.partition("\n")[0].replace("``", "`")
-    return found
+    forms = {name: found[name.partition("-")[0]] for name in forms_in(folder / "all.py")}
+    return found | forms
+
+
+def forms_in(program: Path) -> list[str]:
+    """The names in the tables of what is run, which is read and not imported."""
+    tables = [
+        node.value for node in ast.parse(program.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        and any(isinstance(one, ast.Name) and one.id in _TABLES for one in node.targets)
+    ]  # fmt: skip
+    return [ast.literal_eval(key) for table in tables for key in table.keys if key]
 
 
 def pages() -> dict[Path, str]:
