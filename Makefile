@@ -23,7 +23,7 @@ help:
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make format     what ruff can put right by itself"
 	@echo "make clean      remove .venv and the caches, never runs"
-	@echo "make bench      the benchmarks against peers, quick sizes; one table of their goals"
+	@echo "make bench      that all benchmarks run, at quick sizes; python benchmarks/all.py measures"
 
 setup: $(STAMP)
 

@@ -125,9 +125,8 @@ def main() -> None:
     # What was under way at the kill was called once more than what fails or crashes by itself.
     assert len(found["called_more_than_twice"]) <= workers, found
     table(["what", "value"], [[name, str(value)] for name, value in found.items()])
-    if not flags.quick:  # the starts of four commands weigh more there than all of the tasks
-        idle = found["idle_percent"]
-        goal("idle workers", "< 5 %", f"{idle} %", idle < 5)
+    idle = found["idle_percent"]
+    goal("idle workers", "< 5 %", f"{idle} %", idle < 5)
     write_json(flags.json, {"machine": machine(), "found": found})
 
 

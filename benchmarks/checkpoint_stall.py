@@ -263,9 +263,12 @@ def main() -> None:
     table(headers, rows)
     share = record["muster"]["of_copy"]["median"]
     goal("a save blocks a step, × the copy", "≤ 1.5", f"{share:.2f}", share <= 1.5)
-    own, copy = (record[name]["added_ms"]["median"] for name in ("muster", "plain copy"))
-    measured = f"{own:.2f} ms, {copy:.2f} ms"
-    goal("time that saves add to a step, × the copy's", "≤ 1.5", measured, own <= 1.5 * copy)
+    # Beside what one copy takes, divided by the steps: what a copy adds to them is a difference of
+    # two step times, and scatters by more than it is.
+    own = record["muster"]["added_ms"]["median"]
+    copy = record["plain copy"]["blocked_ms"]["median"] / args.every
+    goal("time that saves add to a step, × the copy's", "≤ 1.5",
+         f"{own / copy:.2f} ({own:.2f} ms, {copy:.2f} ms)", own <= 1.5 * copy)  # fmt: skip
     write_json(args.json, {"machine": about, "bytes": size, "found": record})
 
 

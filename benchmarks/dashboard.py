@@ -343,6 +343,13 @@ def compared(
     return found
 
 
+def said(name: str, value: float, intervals: dict[str, tuple[float, float]], busy_s: float) -> str:
+    """With its 95 % interval, or with the time after which it was so."""
+    if name in intervals:
+        return "{:,.1f} [{:,.1f}, {:,.1f}]".format(value, *intervals[name])
+    return f"{value:,.1f}{f' in {busy_s / 60:g} min' if name.startswith('growth') else ''}"
+
+
 PARTS = ["browser", "files", "idle", "viewers", "memory", "others"]
 
 
@@ -351,6 +358,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=PARTS)
     parser.add_argument("--memory-minutes", type=float)
+    parser.add_argument("--idle-seconds", type=float)
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -359,6 +367,7 @@ def main() -> None:
     sweeps, slice_s = (1, 0.5) if given.quick else (given.repeats or 7, 2.0)
     curves = (5, 100) if given.quick else (50, 2000)
     repeats = given.repeats or repeats
+    idle_s = given.idle_seconds or idle_s
     if given.memory_minutes:
         busy_s = 60 * given.memory_minutes
     found: Record = {}
@@ -392,7 +401,8 @@ def main() -> None:
     rows = [
         [name, f"{value:,.1f}", "{:,.1f} to {:,.1f}".format(*intervals.get(name, (value, value))),
          f"{GOALS[name]:,.0f}" if name in GOALS else "",
-         goal(name, f"≤ {GOALS[name]:,.0f}", f"{value:,.1f}", value <= GOALS[name], shown=False)
+         goal(name, f"≤ {GOALS[name]:,.0f}", said(name, value, intervals, busy_s),
+              value <= GOALS[name], shown=False)
          if name in GOALS else ""]
         for name, value in found.items()
     ]  # fmt: skip

@@ -34,6 +34,10 @@ GROUP = 10_000
 STAGE = "def same(record):\n    return record\n"
 GROWTH = {"coordinator_mib": 1.03, "worker_mib": 1.10, "apart_mib": 1.10}
 MOST_MIB = 100
+NAMES = {
+    "coordinator_mib": "the coordinator's memory", "worker_mib": "a worker's memory",
+    "apart_mib": "the memory of what reads and writes Parquet",
+}  # fmt: skip
 #: What the processes below the coordinator are, by a module of their command line.
 CHILDREN = {"muster.farm.worker.main": "worker_mib", "muster.pipeline.apart": "apart_mib"}
 
@@ -130,7 +134,9 @@ def main() -> None:
         for what, most in GROWTH.items():
             if own[0][what]:
                 growth = own[-1][what] / own[0][what]
-                goal(f"{way}, growth of {what}, ×", f"≤ {most}", f"{growth:.2f}", growth <= most)
+                goal(f"{way}, growth of {NAMES[what]}, ×", f"≤ {most}",
+                     f"{growth:.2f} ({own[0]['records']:,} to {own[-1]['records']:,} records)",
+                     growth <= most)  # fmt: skip
         peak = max(row["coordinator_mib"] for row in own)
         goal(f"{way}, coordinator, MiB", f"< {MOST_MIB}", f"{peak:.0f}", peak < MOST_MIB)
     write_json(args.json, {"machine": machine(), "rows": rows})

@@ -1,7 +1,8 @@
-"""What the benchmarks share: repeats that alternate, medians with their spread, machine facts."""
+"""What the benchmarks share: repeats that alternate, medians with their spread, goals, records."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,12 @@ from typing import Any
 # Some test machines set it, and every command would then compile all its modules at each start:
 # nearly half a second that no installed package costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+ROOT = Path(__file__).parents[1]
+#: Costs that grow with a power above this are worse than linear: a defect. The twentieth is for
+#: figures that scatter and for memory that no longer fits into caches.
+LINEAR = 1.05
+_BEGAN_S = time.monotonic()
 
 
 def alternate(contenders: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -57,13 +65,39 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 _goals: list[dict[str, Any]] = []
 
 
-def goal(what: str, wanted: str, measured: str, is_held: bool, *, shown: bool = True) -> str:
-    """Whether a goal is held, as a word; ``shown``: print it as well. `write_json` keeps it."""
-    word = "held" if is_held else "NOT held"
-    _goals.append({"what": what, "wanted": wanted, "measured": measured, "is_held": is_held})
+def is_quick() -> bool:
+    """Whether this run is too short for its figures to mean anything."""
+    return "--quick" in sys.argv[1:]
+
+
+def goal(
+    what: str, wanted: str, measured: str, is_held: bool, *,
+    bound: str = "", at_any_size: bool = False, shown: bool = True,
+) -> str:  # fmt: skip
+    """Whether a goal is held, as a word; `write_json` keeps it. A quick run judges only what holds
+    ``at_any_size``, such as that nothing is lost.
+
+    bound: the best that can be had here, and what shows that, where it is known
+    shown: print it as well
+    """
+    verdict = is_held if at_any_size or not is_quick() else None
+    word = {True: "held", False: "NOT held", None: "not judged"}[verdict]
+    _goals.append(
+        {"what": what, "wanted": wanted, "measured": measured, "is_held": verdict, "bound": bound}
+    )
     if shown:
-        print(f"goal, {what}, {wanted}: {word} ({measured})")
+        print(f"goal, {what}, {wanted}: {word} ({measured}){bound and f'; bound: {bound}'}")
     return word
+
+
+def growth(what: str, by: str, sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """The power by which ``costs`` grow with ``sizes``, and the goal that it is no worse than
+    linear.
+    """
+    power = exponent(sizes, costs)
+    measured = f"{power:.2f} ({min(sizes):,} to {max(sizes):,})"
+    goal(f"{what}, by {by}", f"power ≤ {LINEAR}", measured, power <= LINEAR)
+    return power
 
 
 def machine(*packages: str) -> dict[str, Any]:
@@ -88,6 +122,24 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """The last commit of what is measured and of the benchmarks, without their results; with a
+    hash where files differ from it. Empty where there is no git.
+    """
+    where = ["--", "src", "benchmarks", ":!benchmarks/results"]
+    try:
+        last, changed = (
+            subprocess.run(
+                ["git", "-C", str(ROOT), *words, *where], capture_output=True, check=True
+            ).stdout
+            for words in (["log", "-1", "--format=%h"], ["diff", "HEAD"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    mark = f"+{hashlib.sha256(changed).hexdigest()[:8]}" if changed else ""
+    return last.decode().strip() + mark
+
+
 _tables: list[dict[str, Any]] = []
 
 
@@ -102,14 +154,21 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = 
 
 
 def write_json(path: Path | None, record: dict[str, Any]) -> None:
-    """The record, with the command and the tables that were printed: docs/measurements.md is made
-    from it."""
+    """The record, with the command and the tables that were printed: the pages of figures are made
+    from it. It is there as a whole or not at all.
+    """
     if path is None:
         return
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    words = sys.argv[1:]
     if "--json" in words:
         del words[words.index("--json") : words.index("--json") + 2]
-    command = "python benchmarks/" + shlex.join(word for word in words if word[:7] != "--json=")
-    whole = {"command": command, "machine": machine(), "tables": _tables,
-             "goals": _goals, **record}  # fmt: skip
-    path.write_text(json.dumps(whole, indent=2, default=str) + "\n")
+    words = [word for word in words if word[:7] != "--json="]
+    command = f"python benchmarks/{Path(sys.argv[0]).name} {shlex.join(words)}".rstrip()
+    whole = {
+        "command": command, "words": words, "is_quick": is_quick(), "commit": commit(),
+        "took_s": round(time.monotonic() - _BEGAN_S), "machine": machine(), "tables": _tables,
+        "goals": _goals, **record,
+    }  # fmt: skip
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(whole, indent=2, default=str) + "\n")
+    temporary.replace(path)

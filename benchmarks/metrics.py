@@ -105,9 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--pairs", type=int, default=250, help="of half seconds")
+    parser.add_argument("--repeats", type=int, default=7, help="of the rate")
     arguments = parser.parse_args()
-    steps, repeats = (5_000, 1) if arguments.quick else (200_000, 7)
-    pairs, pieces = (4, 10) if arguments.quick else (250, 50)
+    steps, repeats = (5_000, 1) if arguments.quick else (200_000, arguments.repeats)
+    pairs, pieces = (4, 10) if arguments.quick else (arguments.pairs, 50)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("target.py").write_text(TARGET)
         rates = [rate(steps) for _ in range(repeats)]
@@ -126,7 +128,8 @@ def main() -> None:
                  "{:+.2f} % [{:+.2f}, {:+.2f}]".format(median(values), *interval(values)),
                  f"< {GOAL_PERCENT} %",
                  goal(f"cost of 100 points/s, {what}, %", f"< {GOAL_PERCENT}",
-                      f"{median(values):+.2f}", median(values) < GOAL_PERCENT, shown=False)]
+                      "{:+.2f} [{:+.2f}, {:+.2f}]".format(median(values), *interval(values)),
+                      median(values) < GOAL_PERCENT, shown=False)]
                 for what, values in of.items()
             ),
         ],

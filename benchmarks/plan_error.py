@@ -223,7 +223,7 @@ def against_published() -> dict[str, Any]:
     table(heads, rows, "Published trainings, each planned from the others alone")
     inside = sum(row[6] == "inside" for row in rows)
     goal("published trainings inside of the plan's interval", f"≥ {GOAL_PUBLISHED}",
-         f"{inside} of {len(rows)}", inside >= GOAL_PUBLISHED)  # fmt: skip
+         f"{inside} of {len(rows)}", inside >= GOAL_PUBLISHED, at_any_size=True)  # fmt: skip
     return record
 
 

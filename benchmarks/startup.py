@@ -1,4 +1,4 @@
-"""Command to first task, and a million tasks in constant memory.
+"""Command to first task, commands that only look, and a million tasks in constant memory.
 
 python benchmarks/startup.py                  # 10 starts, then a million tasks: about 2 minutes
 python benchmarks/startup.py --quick
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ if __name__ == "__main__":
         print(min(pool.map(f, [1, 2])))
 """
 MUSTER = [sys.executable, "-m", "muster"]
+BARE = "python -c pass"
+PLAN = ("sweep", "first.py:f", "--grid", "i=1,2", "--devices", "cpu:1", "--dry-run")
+#: Commands that start nothing, and at most how many times a bare interpreter each may take.
+LOOKS: dict[str, tuple[Sequence[str], int]] = {
+    BARE: (["-c", "pass"], 0),
+    "muster --help": (["-m", "muster", "--help"], 4),
+    "muster sweep --dry-run": (["-m", "muster", *PLAN], 10),
+}
 
 
 def muster_start(folder: Path, number: int) -> float:
@@ -54,6 +64,14 @@ def peer_start(folder: Path) -> float:
         [sys.executable, "peer.py"], cwd=folder, check=True, capture_output=True, text=True
     )
     return float(done.stdout) - begin
+
+
+def looking_s(folder: Path, words: Sequence[str]) -> float:
+    """Processor seconds of a command that starts nothing."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def many(folder: Path, tasks: int) -> dict[str, Any]:
@@ -112,7 +130,10 @@ def main() -> None:
         (folder / "noop.py").write_text(NOOP)
         (folder / "peer.py").write_text(PEER)
         ours, peers = [], []
+        looks: dict[str, list[float]] = {name: [] for name in LOOKS}
         for number in range(args.repeats):
+            for name, (words, _) in LOOKS.items():
+                looks[name].append(looking_s(folder, words))
             ours.append(muster_start(folder, number))
             peers.append(peer_start(folder))
         large = many(folder, args.tasks)
@@ -125,6 +146,16 @@ def main() -> None:
     )
     middle = starts[0][1]["median"]
     goal("command to first task, s", "< 0.5", f"{middle:.3f}", middle < 0.5)
+    rows = []
+    for name, (_, most) in LOOKS.items():
+        values = summary(looks[name])
+        times = [one / bare for one, bare in zip(looks[name], looks[BARE], strict=True)]
+        ratio = summary(times)["median"]
+        spread = f"[{1e3 * values['low']:.0f}–{1e3 * values['high']:.0f}]"
+        rows.append([name, f"{1e3 * values['median']:.0f}", spread, f"{ratio:.1f}"])
+        if most:
+            goal(f"{name}, × a bare interpreter", f"< {most}", f"{ratio:.1f}", ratio < most)
+    table(["processor time", "ms", "range", "× a bare interpreter"], rows)
     at_shares = large.pop("rss_mib_at_10_50_90_percent")
     rows = [
         ["all listed after", f"{large['enqueued_s']:.1f} s"],
@@ -141,7 +172,13 @@ def main() -> None:
         goal("the table of a million, s", "< 4", f"{whole - ended:.1f}", whole - ended < 4)
     write_json(
         args.json,
-        {"machine": about, "muster": starts[0][1], "pool": starts[1][1], "many": large},
+        {
+            "machine": about,
+            "muster": starts[0][1],
+            "pool": starts[1][1],
+            "many": large,
+            "looks_s": looks,
+        },
     )
 
 

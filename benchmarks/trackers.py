@@ -165,9 +165,10 @@ def shown(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=125.0, help="with each tracker")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    seconds = 16.0 if arguments.quick else 125.0
+    seconds = 16.0 if arguments.quick else arguments.seconds
     names = ["tensorboard"] if arguments.quick else list(TRACKERS)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -192,9 +193,7 @@ def main() -> None:
             [name, shown(wall), shown(cpu),
              goal(f"{name}, cost, wall time, %", f"< {GOAL_PERCENT:g}", shown(wall), is_held,
                   shown=False), f"{own_percent:.1f} %",
-             f"{end_s:.1f} s",
-             goal(f"{name}, at the end, s", f"< {END_GOAL_S:g}", f"{end_s:.1f}",
-                  end_s < END_GOAL_S, shown=False)]
+             f"{end_s:.1f} s"]
         )  # fmt: skip
         record[name] = {
             "wall_percent": wall, "cpu_percent": cpu, "own_percent_of_a_core": own_percent,
@@ -202,9 +201,13 @@ def main() -> None:
         }  # fmt: skip
     table(
         ["tracker", "wall time of the work", "its processor time", f"< {GOAL_PERCENT:g} %",
-         "the tracker's own, of a core", "at the end", f"< {END_GOAL_S:g} s"],
+         "the tracker's own, of a core", "at the end"],
         rows,
     )  # fmt: skip
+    slowest, end_s = max(((name, found["end_s"]) for name, found in record.items()),
+                         key=lambda one: one[1])  # fmt: skip
+    goal("the end of a run waits for a tracker, s", f"< {END_GOAL_S:g}",
+         f"at most {end_s:.1f} ({slowest})", end_s < END_GOAL_S)  # fmt: skip
     if arguments.quick:
         print("With --quick there is one tracker, and no figure means anything.")
     write_json(arguments.json, {"machine": machine(*TRACKERS), "span_s": SPAN_S, **record})

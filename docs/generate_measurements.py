@@ -1,15 +1,17 @@
-"""Writes the figures of docs/measurements.md from what the benchmarks have recorded.
+"""Writes the pages of figures from what the benchmarks have recorded.
 
 python benchmarks/all.py --to benchmarks/results
 python docs/generate_measurements.py            # --check says whether anything would change
 
-A line ``<!-- figures: metrics -->`` is followed by what benchmarks/results/metrics.json holds, up
-to ``<!-- end -->``, and ``<!-- goals -->`` by all goals of all records. What stands around them is
-written by hand, and so are the figures of a benchmark that has no record yet.
+In docs/measurements.md and docs/scaling.md a line ``<!-- goals -->`` is followed by the goals of
+all records, and ``<!-- figures: scale -->`` by the tables of benchmarks/results/scale.json, up to
+``<!-- end -->``; what stands around them is written by hand. docs/measurements-tables.md is made as
+a whole: what each benchmark measures, by the first line of its script, and its tables.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -18,19 +20,37 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs/measurements.md", ROOT / "benchmarks/results"
+DOCS, BENCHMARKS = ROOT / "docs", ROOT / "benchmarks"
+RESULTS, TABLES = BENCHMARKS / "results", DOCS / "measurements-tables.md"
+PAGES = (DOCS / "measurements.md", DOCS / "scaling.md")
+#: What no benchmark is: it made a fixture, or is imported or run by the others.
+OTHERS = {"measuring", "dashboard_peers", "record_digits_grid", "all"}
 ESCAPED = r"\|"
+NOTHING = "No record yet; what was found before is in [the history](measurements-history.md)."
+HEAD = """# The tables of the benchmarks
+
+<!-- made by docs/generate_measurements.py: what is written here by hand is lost -->
+
+What each benchmark printed when it was last run, with its command, date, commit and machine.
+[Measurements](measurements.md) has the goals and what the figures mean.
+"""
+#: Of benchmarks/all.py.
+_TABLES = {"RUNS", "ASKED_FOR"}
 _GOALS = re.compile(r"(<!-- goals -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PART = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_DECISION = re.compile(r"decision (\d{4})")
 
 
-def written(page: str, results: Path) -> str:
-    """The page with the figures of all results that it names."""
-    records = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+def recorded(results: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+
+
+def written(page: str, records: Mapping[str, dict[str, Any]]) -> str:
+    """The page with the figures of all records that it names."""
 
     def part(found: re.Match[str]) -> str:
         record = records.get(found[2])
-        return found[0] if record is None else f"{found[1]}\n{figures(record)}\n"
+        return f"{found[1]}\n{NOTHING if record is None else figures(record)}\n"
 
     page = _GOALS.sub(lambda found: f"{found[1]}\n{goals(records)}\n", page)
     return _PART.sub(part, page)
@@ -38,21 +58,36 @@ def written(page: str, results: Path) -> str:
 
 def goals(records: Mapping[str, dict[str, Any]]) -> str:
     """
-    >>> goal = {"what": "tasks/s", "wanted": "≥ 2", "measured": "1", "is_held": False}
+    >>> goal = {"what": "tasks/s", "wanted": "≥ 2", "measured": "1", "is_held": False, "bound": "3"}
     >>> about = {"date": "2026-11-23"}
     >>> print(goals({"farm": {"goals": [goal], "machine": about}}))
-    | benchmark | what | goal | measured |  | on |
-    | --- | --- | --- | --- | --- | --- |
-    | farm | tasks/s | ≥ 2 | 1 | **missed** | 2026-11-23 |
+    0 of 1 goals are held.
+    <BLANKLINE>
+    | benchmark | what | goal | measured |  | bound | on |
+    | --- | --- | --- | --- | --- | --- | --- |
+    | [farm](measurements-tables.md#farm) | tasks/s | ≥ 2 | 1 | **missed** | 3 | 2026-11-23 |
     <BLANKLINE>
     """
-    heads = ["benchmark", "what", "goal", "measured", "", "on"]
+    heads = ["benchmark", "what", "goal", "measured", "", "bound", "on"]
+    said = {True: "held", False: "**missed**", None: "not judged"}
     rows = [
-        [name, goal["what"], goal["wanted"], goal["measured"],
-         "held" if goal["is_held"] else "**missed**", record["machine"]["date"]]
+        [f"[{name}](measurements-tables.md#{name})", goal["what"], goal["wanted"],
+         goal["measured"], said[goal["is_held"]], linked(goal.get("bound", "")),
+         record["machine"]["date"]]
         for name, record in records.items() for goal in record.get("goals", [])
     ]  # fmt: skip
-    return "\n".join([*_lines(heads, rows), ""])
+    held = sum(row[4] == "held" for row in rows)
+    return "\n".join([f"{held} of {len(rows)} goals are held.", "", *_lines(heads, rows), ""])
+
+
+def linked(bound: str) -> str:
+    """With a link to the decision that it names."""
+
+    def link(found: re.Match[str]) -> str:
+        [page] = DOCS.glob(f"decisions/{found[1]}-*.md")
+        return f"[{found[0]}](decisions/{page.name})"
+
+    return _DECISION.sub(link, bound)
 
 
 def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -76,8 +111,9 @@ def figures(record: dict[str, Any]) -> str:
     """
     about = record["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    commit = f", commit {record['commit']}" if record.get("commit") else ""
     lines = [
-        f"`{record['command']}`, {about['date']}, {about['cores']} cores "
+        f"`{record['command']}`, {about['date']}{commit}, {about['cores']} cores "
         f"({about['processor']}, Linux {about['kernel']}; {versions})",
         "",
     ]
@@ -88,13 +124,66 @@ def figures(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def tables(records: Mapping[str, dict[str, Any]], about: Mapping[str, str]) -> str:
+    """The page of all tables; ``about``: what each benchmark measures.
+
+    >>> print(tables({}, {"x": "What x costs."})[len(HEAD):])
+    <BLANKLINE>
+    ## x
+    <BLANKLINE>
+    What x costs.
+    <BLANKLINE>
+    No record yet; what was found before is in [the history](measurements-history.md).
+    <BLANKLINE>
+    """
+    parts = [HEAD]
+    for name in sorted({*records, *about}):
+        record = records.get(name)
+        text = about.get(name) or about[name.partition("-")[0]]
+        parts += [f"## {name}\n", f"{text}\n"]
+        parts.append(f"{NOTHING}\n" if record is None else figures(record))
+    return "\n".join(parts)
+
+
+def described(folder: Path) -> dict[str, str]:
+    """Benchmark → the first line of its script; also for each further form that all.py has."""
+    found = {}
+    for path in sorted(folder.glob("*.py")):
+        if path.stem not in OTHERS:
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            found[path.stem] = text.partition("\n")[0].replace("``", "`")
+    forms = {name: found[name.partition("-")[0]] for name in forms_in(folder / "all.py")}
+    return found | forms
+
+
+def forms_in(program: Path) -> list[str]:
+    """The names in the tables of what is run, which is read and not imported."""
+    tables = [
+        node.value for node in ast.parse(program.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        and any(isinstance(one, ast.Name) and one.id in _TABLES for one in node.targets)
+    ]  # fmt: skip
+    return [ast.literal_eval(key) for table in tables for key in table.keys if key]
+
+
+def pages() -> dict[Path, str]:
+    """Each page of figures as it should be."""
+    records = recorded(RESULTS)
+    made = {page: written(page.read_text(), records) for page in PAGES}
+    return {**made, TABLES: tables(records, described(BENCHMARKS))}
+
+
 def main() -> int:
-    before = PAGE.read_text()
-    after = written(before, RESULTS)
+    stale = {page: text for page, text in pages().items() if text != _text_of(page)}
     if "--check" in sys.argv[1:]:
-        return int(after != before)
-    PAGE.write_text(after)
+        return int(bool(stale))
+    for page, text in stale.items():
+        page.write_text(text)
     return 0
+
+
+def _text_of(page: Path) -> str | None:
+    return page.read_text() if page.exists() else None
 
 
 if __name__ == "__main__":

@@ -1,52 +1,63 @@
-"""The figures of docs/measurements.md are those that the benchmarks have recorded."""
+"""The figures of the pages are those that the benchmarks have recorded."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 WRITER = runpy.run_path(str(ROOT / "docs/generate_measurements.py"))
+ABOUT = {"date": "2026-01-02", "processor": "P", "cores": 2, "kernel": "6", "versions": {}}
 
 
-def test_the_page_holds_what_was_recorded() -> None:
+def test_the_pages_hold_what_was_recorded() -> None:
     """Renew: python docs/generate_measurements.py"""
+    stale = [page.name for page, text in WRITER["pages"]().items() if page.read_text() != text]
+    assert stale == []
+
+
+def test_no_table_of_measurements_is_written_by_hand() -> None:
     page = (ROOT / "docs/measurements.md").read_text()
-    assert WRITER["written"](page, ROOT / "benchmarks/results") == page
-    named = {path.stem for path in (ROOT / "benchmarks/results").glob("*.json")}
-    assert all(f"<!-- figures: {name} -->" in page for name in named), "one is shown nowhere"
+    by_hand = re.sub(r"<!-- (goals|figures).*?<!-- end -->", "", page, flags=re.DOTALL)
+    assert not [line for line in by_hand.splitlines() if line.startswith("|")]
 
 
-def test_every_benchmark_has_a_place_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # measuring.py does without it
-    """So that what a full run keeps in benchmarks/results is shown."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    benchmarks = runpy.run_path(str(ROOT / "benchmarks/all.py"))["NAMES"]
-    page = (ROOT / "docs/measurements.md").read_text()
-    assert [name for name in benchmarks if f"<!-- figures: {name} -->" not in page] == []
+def test_each_record_is_of_a_full_run_of_a_benchmark_that_there_is() -> None:
+    records = WRITER["recorded"](ROOT / "benchmarks/results")
+    known = WRITER["described"](ROOT / "benchmarks")
+    assert records and {*records} <= {*known}
+    assert [name for name, record in records.items() if record.get("is_quick")] == []
 
 
-def test_goals_are_one_table_and_what_has_no_record_stays(tmp_path: Path) -> None:
-    goal = {"what": "w", "wanted": "≥ 2", "measured": "1", "is_held": False}
-    about = {"date": "2026-01-02", "processor": "P", "cores": 2, "kernel": "6", "versions": {}}
-    record = {"command": "c", "machine": about, "tables": [], "goals": [goal, goal]}
-    (tmp_path / "x.json").write_text(WRITER["json"].dumps(record))
-    page = "<!-- goals -->\n<!-- end -->\n<!-- figures: y -->\nby hand\n<!-- end -->\n"
-    found = WRITER["written"](page, tmp_path)
-    assert found.count("| x | w | ≥ 2 | 1 | **missed** | 2026-01-02 |") == 2
-    assert "by hand" in found and WRITER["written"](found, tmp_path) == found
+def test_goals_are_one_table_and_say_what_bounds_them() -> None:
+    goal = {"what": "w", "wanted": "≥ 2", "measured": "1", "is_held": False, "bound": ""}
+    bound = {**goal, "is_held": None, "bound": "3: a loop (decision 0070)"}
+    record = {"command": "c", "machine": ABOUT, "tables": [], "goals": [goal, bound]}
+    page = "<!-- goals -->\nold\n<!-- end -->\nafter\n"
+    found = WRITER["written"](page, {"x": record})
+    assert "| [x](measurements-tables.md#x) | w | ≥ 2 | 1 | **missed** |  | 2026-01-02 |" in found
+    link = "3: a loop ([decision 0070](decisions/0070-commands-cost-what-they-are-promised.md))"
+    assert f"| not judged | {link} | 2026-01-02 |" in found
+    assert "old" not in found and WRITER["written"](found, {"x": record}) == found
 
 
-def test_other_figures_change_the_page(tmp_path: Path) -> None:
-    about = {"date": "2026-01-02", "processor": "P", "cores": 2, "kernel": "6", "versions": {}}
+def test_other_figures_change_the_page_and_a_missing_record_is_said_to_be_so() -> None:
     tables: list[dict[str, Any]] = [{"caption": "", "headers": ["a"], "rows": [["b|c"]]}]
-    record = {"command": "python x.py", "machine": about, "tables": tables}
-    (tmp_path / "x.json").write_text(WRITER["json"].dumps(record))
+    record = {"command": "python x.py", "machine": ABOUT, "tables": tables}
     page = "before\n<!-- figures: x -->\nold\n<!-- end -->\nafter\n"
-    found = WRITER["written"](page, tmp_path)
+    found = WRITER["written"](page, {"x": record})
     assert "| b\\|c |" in found and "old" not in found
     assert found.startswith("before\n") and found.endswith("<!-- end -->\nafter\n")
-    assert WRITER["written"](found, tmp_path) == found
+    assert WRITER["written"](found, {"x": record}) == found
+    assert "No record yet" in WRITER["written"](found, {}) and "b\\|c" not in WRITER["written"](
+        found, {}
+    )
+
+
+def test_the_page_of_tables_has_a_place_for_every_benchmark() -> None:
+    known = WRITER["described"](ROOT / "benchmarks")
+    page = WRITER["tables"]({}, known)
+    assert {"chaos", "growth", "map_overhead-stage", "scale-large"} <= {*known}
+    assert [name for name in known if f"## {name}\n\n{known[name]}\n" not in page] == []

@@ -38,11 +38,35 @@ def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -
     assert json.loads(record.read_text())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_run_has_each_benchmark_or_says_that_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     with kept_environment():
-        assert callable(runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"])
+        every = runpy.run_path(str(BENCHMARKS / "all.py"))
+    runs = {**every["RUNS"], **every["ASKED_FOR"]}
+    assert {run.script or name for name, run in runs.items()} == {*NAMES, "makespan"}
+    minutes = sum(run.minutes for run in every["RUNS"].values())
+    assert 30 < minutes <= 75, "a full run takes about an hour"
+
+
+@pytest.mark.parametrize("name", [*NAMES, "makespan"])
+def test_each_finds_what_it_imports_and_knows_the_flags_of_a_full_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    with kept_environment():
+        every = runpy.run_path(str(BENCHMARKS / "all.py"))
+        main = runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]
+    runs = {**every["RUNS"], **every["ASKED_FOR"]}
+    for record, run in runs.items():
+        if (run.script or record) == name:
+            words = every["words_of"](run, is_quick=False)
+            # What is wrong among the flags is told before the help is shown.
+            monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--help"])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_what_stands_for_a_workers_line_has_all_that_tasks_ask_of_one() -> None:
@@ -51,16 +75,54 @@ def test_what_stands_for_a_workers_line_has_all_that_tasks_ask_of_one() -> None:
     assert asked and asked <= {*dir(nobody)}
 
 
-def test_one_table_has_the_goals_of_all_that_were_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "all.py", "--quick", "--only", "makespan", "--to", "to"],
-        cwd=tmp_path,
+def run_all(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / "all.py", *words],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def test_one_table_has_the_goals_of_all_that_were_run_and_they_are_not_run_again(
+    tmp_path: Path,
+) -> None:
+    words = ("--quick", "--only", "makespan", "--to", "to")
+    done = run_all(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    [goal] = json.loads((tmp_path / "to/makespan.json").read_text())["goals"]
+    assert "== 1 of 1: makespan (all in about " in done.stdout
+    record = json.loads((tmp_path / "to/makespan.json").read_text())
+    [goal] = record["goals"]
     assert goal["what"] == "makespan, × the bound"
+    # Too short to mean anything: neither held nor missed.
+    assert goal["is_held"] is None
     assert f"makespan   {goal['what']}  {goal['wanted']}" in done.stdout
+    assert "0 held, 0 NOT held, 1 not judged" in done.stdout
+
+    again = run_all(tmp_path, *words, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "makespan: recorded already" in again.stdout and "== 1 of 1" not in again.stdout
+    assert f"makespan   {goal['what']}  {goal['wanted']}" in again.stdout
+
+
+def test_a_quick_run_does_not_replace_measurements(tmp_path: Path) -> None:
+    done = run_all(tmp_path, "--quick", "--to", str(BENCHMARKS / "results"))
+    assert done.returncode == 2 and "holds measurements" in done.stderr
+
+
+def test_one_that_fails_or_takes_too_long_is_named_and_the_others_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    with kept_environment():
+        every = runpy.run_path(str(BENCHMARKS / "all.py"))
+    write = "import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text('{}')"
+    for name, text in (("a", "raise SystemExit(3)"), ("b", write)):
+        (tmp_path / f"{name}.py").write_text(text)
+    runs = {name: every["Run"](0.1) for name in "ab"}
+    failed = every["run_all"]([*runs], runs, {name: [] for name in runs}, tmp_path, tmp_path)
+    assert [*failed] == ["a"] and (tmp_path / "b.json").exists()
+    assert "a has failed: exit code 3" in capfd.readouterr().err
+    assert every["ended"]([sys.executable, "-c", "import time; time.sleep(60)"], 0.2) is None
