@@ -198,7 +198,6 @@ def _processes(before: set[int]) -> list[psutil.Process]:
     """Processes that are ours by descent or by their mark, began since, and have not ended."""
     if not (begun := set(psutil.pids()) - before):
         return []
-    ours = {process.pid for process in psutil.Process().children(recursive=True)}
     found = []
     for pid in begun:
         try:
@@ -208,11 +207,19 @@ def _processes(before: set[int]) -> list[psutil.Process]:
             if process.name() == "chromium" and process.ppid() in before:
                 continue  # a browser that several tests share starts helpers when it likes
             name, _, value = _MARK.partition("=")
-            if pid in ours or process.environ().get(name) == value:
+            if _is_below(pid) or process.environ().get(name) == value:
                 found.append(process)
         except (psutil.Error, OSError):
             continue  # it has just ended, or is somebody else's
     return found
+
+
+def _is_below(pid: int) -> bool:
+    """Whether it descends from us. A list of our descendants would read every process there is."""
+    while pid > 1:
+        if (pid := psutil.Process(pid).ppid()) == os.getpid():
+            return True
+    return False
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -6,6 +6,7 @@ import ast
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -55,21 +56,36 @@ _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "uns
 _IMPORTERS = {"import_module", "__import__"}
 
 
-def modules(source: Path) -> Iterator[tuple[str, ast.Module]]:
+class Module(NamedTuple):
+    """``imports``: dotted names imported anywhere, in functions too, and by name in a string;
+    ``attributes``: every ``.name`` in it.
+    """
+
+    imports: tuple[str, ...]
+    attributes: frozenset[str]
+    prints: bool
+
+
+def modules(source: Path) -> Iterator[tuple[str, Module]]:
     """Every module with its place, ``muster/farm/space.py``."""
     for path in sorted(source.rglob("*.py")):
-        yield path.relative_to(source).as_posix(), _parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(source).as_posix(), _read(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
-def _parse(text: str) -> ast.Module:
-    """Each file is parsed once for all the tests here, which only look at it."""
-    return ast.parse(text)
+def _read(text: str) -> Module:
+    """Each file is parsed and walked once for all the tests here."""
+    nodes = list(ast.walk(ast.parse(text)))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return Module(
+        tuple(_imports(nodes)),
+        frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
+        any(isinstance(func, ast.Name) and func.id == "print" for func in calls),
+    )
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names imported anywhere in the module: in functions too, and by name in a string."""
-    for node in ast.walk(tree):
+def _imports(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -89,53 +105,45 @@ def _called(node: ast.Call) -> str:
 def around_the_door(source: Path, name: str) -> list[str]:
     return [
         place
-        for place, tree in modules(source)
-        if any(f"{imported}.".startswith(f"{name}.") for imported in imports(tree))
+        for place, module in modules(source)
+        if any(f"{imported}.".startswith(f"{name}.") for imported in module.imports)
         and not place.startswith(DOORS[name])
     ]
 
 
 def environment_readers(source: Path) -> list[str]:
     readers = []
-    for place, tree in modules(source):
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {name[3:] for name in imports(tree) if name.startswith("os.")}
+    for place, module in modules(source):
+        names = module.attributes | {name[3:] for name in module.imports if name.startswith("os.")}
         if names & _ENVIRONMENT_NAMES and place not in ENVIRONMENT:
             readers.append(place)
     return readers
 
 
 def printers(source: Path) -> set[str]:
-    return {
-        place
-        for place, tree in modules(source)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
-    }
+    return {place for place, module in modules(source) if module.prints}
 
 
 def convenient_packages(source: Path) -> list[str]:
     return [
         place
-        for place, tree in modules(source)
+        for place, module in modules(source)
         if place.endswith("/__init__.py")
         and place != "muster/__init__.py"
-        and not all(name.startswith("__future__.") for name in imports(tree))
+        and not all(name.startswith("__future__.") for name in module.imports)
     ]
 
 
 def private_uses(source: Path) -> list[str]:
     """Recipes that use more of muster than its public names."""
     public = {"muster", *(f"muster.{name}" for name in muster.__all__)}
-    for module in (agents, generation, plotting):
-        public |= {module.__name__, *(f"{module.__name__}.{name}" for name in module.__all__)}
+    for face in (agents, generation, plotting):
+        public |= {face.__name__, *(f"{face.__name__}.{name}" for name in face.__all__)}
     return [
         f"{place}: {name}"
-        for place, tree in modules(source)
+        for place, module in modules(source)
         if place.startswith("muster_recipes/")
-        for name in imports(tree)
+        for name in module.imports
         if name.startswith("muster.") and name not in public
     ]
 

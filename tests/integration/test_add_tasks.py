@@ -111,8 +111,14 @@ ADDITIONS: dict[str, tuple[list[tuple[str, ...]], set[tuple[int, int]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("what", ADDITIONS)
+#: Between them these go every way, and `make test-all` has the others.
+QUICK = ("both", "seeds, then a value", "seeds that are there")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(name, marks=pytest.mark.quick) if name in QUICK else name for name in ADDITIONS],
+)
 def test_what_is_added(what: str, place: Path, muster_main: Main) -> None:
     inline(muster_main, *BEGUN)
     additions, after = ADDITIONS[what]
@@ -204,7 +210,6 @@ def test_a_list_that_was_edited_since_is_refused(place: Path, muster_main: Main)
     assert {row["x"] for row in rows(place)} == {1, 5}
 
 
-@pytest.mark.quick
 def test_a_list_that_was_added_and_edited_since(place: Path, muster_main: Main) -> None:
     def there() -> set[tuple[int, int | None]]:
         return {(row["x"], row.get("seed")) for row in rows(place)}
@@ -223,7 +228,6 @@ def test_a_list_that_was_added_and_edited_since(place: Path, muster_main: Main) 
     assert {x for x, seed in there() if seed == 1} == {1, 5, 7, 8}
 
 
-@pytest.mark.quick
 def test_a_report_says_what_was_added(place: Path, muster_main: Main) -> None:
     inline(muster_main, "--grid", "x=1", "--seeds", "2")
     assert muster_main("add", "r", "--grid", "x=5,6").returncode == 0

@@ -60,7 +60,6 @@ def test_the_larger_action_space(muster_cli: MusterCli, tmp_path: Path) -> None:
     assert "options-91" in done.stdout
 
 
-@pytest.mark.quick
 def test_any_gymnasium_environment(muster_cli: MusterCli, tmp_path: Path) -> None:
     done = muster_cli(
         "train", "ppo", "--env", "CartPole-v1", "--num-steps", "512", "--num-envs", "4",

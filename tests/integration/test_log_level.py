@@ -12,8 +12,6 @@ from muster.base.errors import UsageError
 from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import read_command
 
-pytestmark = pytest.mark.quick
-
 TARGET = """
 from pathlib import Path
 
@@ -59,7 +57,9 @@ def events_in(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("debug: ")]
 
 
-@pytest.mark.parametrize("flag", ["--log-level", "--log_level"])
+@pytest.mark.parametrize(
+    "flag", [pytest.param("--log-level", marks=pytest.mark.quick), "--log_level"]
+)
 def test_debug_shows_workers_attempts_and_retries(folder: Path, flag: str) -> None:
     done = run(folder, *SWEEP, flag, "debug")
     events = "\n".join(events_in(done.stderr))
@@ -73,6 +73,7 @@ def test_debug_shows_workers_attempts_and_retries(folder: Path, flag: str) -> No
     assert events_in(run(folder, "resume", "run").stderr) == []
 
 
+@pytest.mark.quick
 def test_warning_leaves_how_it_ended(folder: Path) -> None:
     done = run(folder, *SWEEP, "--log-level", "warning")
     assert done.stderr == ""
@@ -98,6 +99,7 @@ def test_debug_of_train_shows_checkpoints(folder: Path) -> None:
     assert "epoch   1/1" in done.stdout
 
 
+@pytest.mark.quick
 def test_quiet_and_debug_contradict_each_other() -> None:
     with pytest.raises(UsageError, match="--quiet and --log-level debug"):
         assert ShownFlags(quiet=True, log_level="debug").level
@@ -105,6 +107,7 @@ def test_quiet_and_debug_contradict_each_other() -> None:
     assert ShownFlags(log_level="warning").level == "warning"
 
 
+@pytest.mark.quick
 def test_it_is_of_the_moment() -> None:
     words = ["muster", "sweep", "a.py:f", "--log-level", "debug", "--log_level=warning"]
     parsed = read_command([*words, "--seeds", "3"])

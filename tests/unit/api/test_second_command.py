@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import MusterCli
+from tests.examples import examples
 
 from muster.api.slurm.array import make_ready, part_of, plan_array, send
 from muster.api.start.earlier_work import move_aside
@@ -124,6 +125,7 @@ def _settings(space: dict[str, Any]) -> set[str]:
     return {json.dumps(s, sort_keys=True) for s in Space.from_values(**space)}
 
 
+@examples(50)
 @given(old=_SPACES, seeds=_SEEDS, more_seeds=_SEEDS, extra=_VALUES, other=_SPACES, data=st.data())
 def test_a_superset_runs_exactly_what_is_new_and_anything_else_is_refused(
     old: dict[str, Any], seeds: int | None, more_seeds: int | None, extra: list[int],

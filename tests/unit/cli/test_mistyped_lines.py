@@ -98,7 +98,7 @@ def files(tmp_path: Path) -> None:
         ("train digits --grid lr=0.1", "it is a flag of muster sweep.", ""),
         ("train python script.py", "`muster run`", ""),
         ("run script.py:main", "muster run script.py", "run script.py"),
-        ("run python script.py", "muster run script.py", "run script.py"),
+        ("run python script.py", "muster run script.py", ""),
         ("run scrpt.py", "did you mean script.py?", ""),
         ("run digits", "write: muster train digits", "train digits"),
         ("run --devices cpu 2 script.py", "--devices cpu:2", ""),

@@ -199,7 +199,7 @@ def test_what_stands_between_a_rank_and_its_task_is_left_out_of_tracebacks(name:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
-@pytest.mark.parametrize("spoils", [True, False])
+@pytest.mark.parametrize("spoils", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_ranks_are_not_forked_once_torch_has_counted_gpus(spoils: bool, tmp_path: Path) -> None:
     """torch.cuda.is_available() looks like nothing here, and a forked process cannot use CUDA."""
     (tmp_path / "counts.py").write_text(

@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.pipeline.chunk import run_chunk
 from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sinks.merge import merge
+from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sources.source import Source
 from muster.pipeline.stages import StageSpec
@@ -40,12 +40,16 @@ class Done:
     parts: list[Part] = field(default_factory=list)
 
     def merged(self, source: Source, path: Path) -> Path:
+        """The output. Parquet is written here too, where a merge has a process for it."""
         kind: Any = path.suffix.removeprefix(".")
         sink = SinkSpec(path=path, format=kind)
         if kind == "parquet":
             metadata = tuple(source.metadata().items())
             sink = SinkSpec(path=path, format=kind, metadata=metadata, inputs=tuple(source.files))
-        merge(self.parts, sink, errors=path.with_name("errors.jsonl"))
+            path.unlink(missing_ok=True)
+            write_the_output(self.parts, sink, path)
+        else:
+            merge(self.parts, sink, errors=path.with_name("errors.jsonl"))
         return path
 
 

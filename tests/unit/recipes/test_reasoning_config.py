@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from muster import UsageError
 from muster.pipeline.engines.engine import EngineSpec
@@ -151,12 +152,15 @@ def test_optimize_gpu_says_what_it_cannot_set(caplog: pytest.LogCaptureFixture) 
 
 
 def test_optimize_gpu_sets_tf32_and_tuning() -> None:
-    done = _python(
-        "import torch; from muster_recipes.reasoning.host import Host, prepare\n"
-        "print(len(prepare(Host(optimize_gpu=True), 'cuda:0')))\n"
-        "print(torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark)\n"
-    )
-    assert done.splitlines() == ["2", "high True"]
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    assert before == ("highest", False)
+    try:
+        assert len(prepare(Host(optimize_gpu=True), "cuda:0")) == 2
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.benchmark = before[1]
 
 
 def test_no_warnings_quiets_others_and_not_muster(tmp_path: Path) -> None:

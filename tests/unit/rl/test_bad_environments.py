@@ -140,10 +140,16 @@ ALLOWED: list[Spoil] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return metrics_of(tmp_path_factory.mktemp("usual"), lambda outcome: outcome)
+
+
 @pytest.mark.parametrize("spoil", ALLOWED)
-def test_what_means_the_same_is_learnt_from_alike(spoil: Spoil, tmp_path: Path) -> None:
-    expected = metrics_of(tmp_path / "a", lambda outcome: outcome)
-    assert metrics_of(tmp_path / "b", spoil) == expected
+def test_what_means_the_same_is_learnt_from_alike(
+    spoil: Spoil, usual: dict[str, Any], tmp_path: Path
+) -> None:
+    assert metrics_of(tmp_path / "run", spoil) == usual
 
 
 def test_another_type_of_numbers_is_told_with_both_remedies() -> None:

@@ -21,13 +21,17 @@ from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, parts_of
 from muster.base.errors import UsageError
 from muster.pipeline.sinks import columnar
 from muster.pipeline.sinks.formats import SinkSpec, encoder_for, read_output
-from muster.pipeline.sinks.merge import Merged, merge
+from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
 
 
-def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> Merged:
-    spec = sink(folder, name, **columns)
-    return merge(parts_of(folder / "parts", shards), spec, errors=folder / "errors.jsonl")
+def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> tuple[str, ...]:
+    """Returns the notes. A merge writes Parquet in a process of its own, which costs ten times as
+    much as what is looked at here.
+    """
+    parts = parts_of(folder / "parts", shards)
+    _, notes = write_the_output(parts, sink(folder, name, **columns), folder / name)
+    return notes
 
 
 def sink(folder: Path, name: str, **columns: str) -> SinkSpec:
@@ -66,7 +70,7 @@ def test_parquet_holds_the_records(
         with pytest.raises(UsageError, match="No record has any column"):
             write(folder, "out.parquet", shards)
         return
-    merged = write(folder, "out.parquet", shards)
+    notes = write(folder, "out.parquet", shards)
     found = list(read_output(sink(folder, "out.parquet")))
     assert len(found) == len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -75,7 +79,7 @@ def test_parquet_holds_the_records(
         assert same(one, meant), (one, meant)
     schema = pq.read_schema(folder / "out.parquet")
     texts = {name for name in names if columnar.is_json_text(schema.field(name))}
-    noted = {name for name in names if any(f"column {name!r} is JSON" in n for n in merged.notes)}
+    noted = {name for name in names if any(f"column {name!r} is JSON" in n for n in notes)}
     assert noted == texts
     kinds = {name: {type(row.get(name)) for row in rows} - {type(None)} for name in names}
     for name in names:
@@ -91,7 +95,7 @@ def test_types_are_those_of_all_parts(tmp_path: Path) -> None:
         [[{"late": [{"x": 1}]}, {"late": [{"y": [True]}], "mix": "t"}], [{"mix": 3}]],
         [[{"huge": 2**64 - 1}]],
     ]
-    merged = write(tmp_path, "out.parquet", shards)
+    notes = write(tmp_path, "out.parquet", shards)
     schema = pq.read_schema(tmp_path / "out.parquet")
     assert {field.name: str(field.type) for field in schema} == {
         "f": "double",
@@ -102,7 +106,7 @@ def test_types_are_those_of_all_parts(tmp_path: Path) -> None:
         "mix": "string",
         "huge": "string",
     }
-    assert merged.notes == (
+    assert notes == (
         "column 'mix' is JSON text: its values are integer and text",
         "column 'huge' is JSON text: its values are integers beyond 64 bits with a sign",
     )
@@ -191,6 +195,14 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, kind: str, value: An
     assert kind in str(caught.value)
     assert f"{value!r}" in str(caught.value)
     assert "(id 'c', line 2 of" in str(caught.value)
+
+
+def test_a_value_that_does_not_fit_leaves_no_output(tmp_path: Path) -> None:
+    """The error comes from the process that writes."""
+    parts = parts_of(tmp_path / "parts", [[[{"id": "c", "v": "text"}]]])
+    with pytest.raises(UsageError, match="'v' is declared as int8") as caught:
+        merge(parts, sink(tmp_path, "out.parquet", v="int8"), errors=tmp_path / "errors.jsonl")
+    assert "(id 'c', line 1 of" in str(caught.value)
     assert not (tmp_path / "out.parquet").exists()
 
 

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -29,6 +30,11 @@ from muster.pipeline.sinks.merge import Ahead, merge, sweep
 from muster.pipeline.sinks.parts import Part
 
 ROOT = str(Path(__file__).parents[4])
+
+
+def thorough(name: str) -> Any:
+    """An output whose encoder costs a second and more: `make test` has the others."""
+    return pytest.param(name, marks=pytest.mark.thorough)
 
 
 def jsonl(folder: Path) -> SinkSpec:
@@ -286,7 +292,7 @@ MERGING = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out/"])
+@pytest.mark.parametrize("name", ["out.jsonl", *map(thorough, ("out.csv", "out/"))])
 def test_kill_9_leaves_the_old_output_or_the_new_one(tmp_path: Path, name: str) -> None:
     spec, rng = spec_of(f"{tmp_path}/{name}"), random.Random(name)
     old = [{"n": n, "text": "old"} for n in range(100)]
@@ -335,7 +341,7 @@ LIMITED = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet", "out/"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", thorough("out.parquet"), "out/"])
 def test_no_room_for_the_output_is_said_and_leaves_the_old_one(tmp_path: Path, name: str) -> None:
     home = tmp_path / "parts"
     home.mkdir()
@@ -368,7 +374,7 @@ MEASURING = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", *map(thorough, ("out.csv", "out.parquet"))])
 def test_memory_does_not_grow_with_the_parts(tmp_path: Path, name: str) -> None:
     def peak_kib(count: int) -> int:
         command = [sys.executable, "-c", MEASURING, ROOT, str(tmp_path), str(count), name]

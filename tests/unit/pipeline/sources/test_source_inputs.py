@@ -231,7 +231,14 @@ def test_a_worker_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_of_0_1_0", [False, True])  # which had the time in all such hashes
-@pytest.mark.parametrize(("name", "size_mib"), [("a.jsonl", 0), ("a.jsonl", 65), ("a.parquet", 65)])
+@pytest.mark.parametrize(
+    ("name", "size_mib"),
+    [
+        ("a.jsonl", 0),
+        ("a.jsonl", 65),
+        pytest.param("a.parquet", 65, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_worker_refuses_another_file_of_the_same_size_and_takes_a_copy(
     tmp_path: Path, name: str, size_mib: int, is_of_0_1_0: bool
 ) -> None:
