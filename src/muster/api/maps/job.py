@@ -128,7 +128,7 @@ _BYTES_AHEAD = 256 << 10
 
 def _chunks_at_least(job: MapJob, path: str) -> int:
     """About how many chunks there will be: as many workers can have work."""
-    size = sum(found.path.stat().st_size for found in find_files(path))
+    size = sum(found.path.stat().st_size for found in find_files(path)[0])
     chunks = 1 + size // _BYTES_AHEAD
     limit = job.selection.limit
     return chunks if limit is None else min(chunks, 1 + limit // LEAST_ROWS)
