@@ -145,6 +145,21 @@ def test_results_wait_only_while_there_is_something_to_do() -> None:
         assert wire.read_finished(*result) == _finished(6)
 
 
+def test_a_connection_may_have_any_number() -> None:
+    """A program with many open files starts workers whose descriptors have high numbers."""
+    import fcntl
+    import resource
+
+    ours, theirs = socket.socketpair()
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, min(most - 1, 2000))
+    with ours, theirs, socket.socket(fileno=number) as high:
+        inbox = Inbox(high, _memory())
+        ours.sendall(wire.pack([wire.STOP]))
+        inbox._wait()
+        assert high.recv(1 << 16)
+
+
 def test_what_has_no_room_is_sent_behind_what_waits() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

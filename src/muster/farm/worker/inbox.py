@@ -146,10 +146,14 @@ class Inbox:
 
     def _wait(self) -> None:
         """Wait for orders, and meanwhile send results that wait behind a long task."""
+        if self._held is None:
+            return
+        poll = select.poll()  # `select` knows no descriptor above 1,023
+        poll.register(self._connection, select.POLLIN)
         while True:
-            # The queue first: what is taken out of it has had the result before it put there.
-            may_wait = self._held is not None and (not self._entries.empty() or bool(self._held))
-            if select.select([self._connection], [], [], _LOOK_S if may_wait else None)[0]:
+            # The queue first: what was taken out of it found the result before it held.
+            may_wait = not self._entries.empty() or bool(self._held)
+            if poll.poll(1000 * _LOOK_S if may_wait else None):
                 return
             self.flush()
 
