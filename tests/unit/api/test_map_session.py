@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,23 @@ def test_a_large_parquet_file_that_was_touched_is_the_one_that_0_1_0_knew_by_its
     pq.write_table(pa.table({"n": list(range(1, 501))}), path)
     refused = muster_main(*words)
     assert refused.returncode == 2 and "another plan" in refused.stderr, refused
+
+
+@pytest.mark.thorough
+def test_workers_of_a_new_map_begin_before_its_input_is_read_and_those_of_an_old_one_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = "import sys\n\ndef tell(record):\n    return {'last': sys.orig_argv[-1]}\n"
+    (tmp_path / "stages.py").write_text(stage)
+    (tmp_path / "in.jsonl").write_text('{"n": 1}\n' * 3)
+
+    def mapped() -> set[str]:
+        muster.map("stages.py:tell", "in.jsonl", "out.jsonl", devices="cpu:1", run_dir="run")
+        return {json.loads(line)["last"] for line in Path("out.jsonl").read_text().splitlines()}
+
+    assert mapped() == {"muster.pipeline.chunk"}  # what such a worker is told to import
+    Path("out.jsonl").unlink()
+    for name in ("published.json", "ledger.sqlite"):  # as if it had been killed at its start
+        (tmp_path / "run" / name).unlink()
+    assert mapped() != {"muster.pipeline.chunk"}
