@@ -5,11 +5,11 @@ python benchmarks/all.py --to benchmarks/results --resume    # what has no recor
 python benchmarks/all.py --only metrics startup
 python benchmarks/all.py --quick     # about 15 minutes: that all of them run; no figure means much
 
-Each is run as its goals need it, with the peers that are installed (`pip install -c constraints.txt
-torch==2.13.0`, then `-e '.[test,bench]'`); its own flags have longer forms. One that fails, or
-takes much longer than it should, is named at the end, and the others are run nevertheless. A quick
-run judges only what does not depend on size. docs/generate_measurements.py makes the pages of what
-is in benchmarks/results.
+Each is run as its goals need it; its own flags have longer forms. Peers and servers that are not
+installed are said to be so and left out (`pip install -c constraints.txt torch==2.13.0`, then `-e
+'.[test,bench]'`, has most). One that fails, or takes much longer than it should, is named at the
+end, and the others are run nevertheless. A quick run judges only what does not depend on size.
+docs/generate_measurements.py makes the pages of what is in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import commit, machine, table
+from measuring import SKIPPED, commit, machine, table
 
 FOLDER = Path(__file__).parent
 DEFAULT = FOLDER.parent / "build" / "bench"
@@ -121,12 +121,15 @@ def main() -> int:
     for name in kept:
         print(f"{name}: recorded already")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    failed = [*run_all([name for name in names if name not in kept], every, wanted, folder)]
-    records = {name: record_in(folder, name) for name in names if name not in failed}
-    show_goals(records)
+    new = [name for name in names if name not in kept]
+    codes = dict(run_all(new, every, wanted, folder))
+    show_goals({name: record_in(folder, name) for name in names if codes.get(name, 0) == 0})
     print(f"records: {folder}")
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    skipped = [name for name, code in codes.items() if code == SKIPPED]
+    failed = [name for name, code in codes.items() if code not in (0, SKIPPED)]
+    for word, some in (("skipped", skipped), ("failed", failed)):
+        if some:
+            print(f"{word}: {', '.join(some)}", file=sys.stderr)
     return int(bool(failed))
 
 
@@ -158,8 +161,8 @@ def is_there(folder: Path, name: str, words: Sequence[str]) -> bool:
 def run_all(
     names: Sequence[str], every: Mapping[str, Run], wanted: Mapping[str, Sequence[str]],
     folder: Path, scripts: Path = FOLDER,
-) -> Iterator[str]:  # fmt: skip
-    """Run them in turn; yields those that have failed."""
+) -> Iterator[tuple[str, int | None]]:  # fmt: skip
+    """Run them in turn; yields the exit code of each, None of one that took too long."""
     expected = {name: expected_s(folder, name, every[name], wanted[name]) for name in names}
     began_s, done_s = time.monotonic(), 0.0
     for number, name in enumerate(names, 1):
@@ -172,10 +175,10 @@ def run_all(
         line = [sys.executable, str(script), *wanted[name], "--json", str(folder / f"{name}.json")]
         code = ended(line, max(600.0, 5 * expected[name]))
         done_s += expected[name]
-        if code != 0:
+        if code not in (0, SKIPPED):
             why = "it took too long" if code is None else f"exit code {code}"
             print(f"{name} has failed: {why}", file=sys.stderr, flush=True)
-            yield name
+        yield name, code
 
 
 def expected_s(folder: Path, name: str, run: Run, words: Sequence[str]) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import alternate, goal, machine, summary, table, write_json
+from measuring import alternate, goal, machine, skip, summary, table, write_json
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm-loopback"
 WORKERS = 2
@@ -139,6 +139,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if shutil.which("slurmctld") is None:
+        skip("SLURM is not installed")
     #: length of a task → how many for Muster, how many for the others
     sizes = {0.0: (4000, 30), 0.1: (400, 30), 1.0: (40, 20)}
     if args.quick:

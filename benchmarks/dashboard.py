@@ -347,7 +347,7 @@ def said(name: str, value: float, intervals: dict[str, tuple[float, float]], bus
     """With its 95 % interval, or with the time after which it was so."""
     if name in intervals:
         return "{:,.1f} [{:,.1f}, {:,.1f}]".format(value, *intervals[name])
-    return f"{value:,.1f}{f' in {busy_s / 60:g} min' if name.startswith('growth') else ''}"
+    return f"{value:,.1f}{f' in {busy_s / 60:.1f} min' if name.startswith('growth') else ''}"
 
 
 PARTS = ["browser", "files", "idle", "viewers", "memory", "others"]

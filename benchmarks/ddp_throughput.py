@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import goal, interval, machine, summary, table, write_json
+from measuring import goal, installed, interval, machine, summary, table, write_json
 
 PROGRAM = Path(__file__).parent / "programs" / "mlp.py"
 _BLOCK = 16
@@ -63,6 +63,12 @@ NAMES = {
     "lightning": "Lightning Trainer",
     "hf": "HF Trainer",
 }
+
+
+PACKAGES = {
+    "accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning",
+    "hf": "transformers",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -261,7 +267,7 @@ def main() -> None:
     if args.quick:
         args.only, args.turns = ["turns"], 10
     names = [*TURNS][1:2] if args.quick else [*TURNS]  # each starts ranks, which takes longest
-    peers = ["raw", *(peer for peer in args.peers if peer != "raw")]
+    peers = installed(["raw", *(peer for peer in args.peers if peer != "raw")], PACKAGES)
     ddp = Case("2 ranks, 784-512-512-10, 128 per rank", 2, 128, 784, 512, 12_800, args.steps, 10, 4)
     tiny = Case("1 process, 16-32-32-10, batch 32", 1, 32, 16, 32, 32_000, args.tiny_steps, 100, 20)
     about = machine("accelerate", "lightning", "transformers")

@@ -35,7 +35,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from measuring import alternate, goal, machine, summary, table, write_json
+from measuring import alternate, goal, machine, skip, summary, table, write_json
 
 HOSTS = ("a", "b", "c")
 ONE_HOST = "functions: muster --hosts, one host"
@@ -284,6 +284,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.functions, args.commands, args.repeats = 400, 9, 1
+    if shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        skip("An SSH server is not installed")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_AUTH_MODE"] = "disabled"  # of what is started by hand
     about = machine("ray")

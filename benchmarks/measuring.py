@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -13,9 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Some test machines set it, and every command would then compile all its modules at each start:
 # nearly half a second that no installed package costs.
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 #: Costs that grow with a power above this are worse than linear: a defect. The twentieth is for
 #: figures that scatter and for memory that no longer fits into caches.
 LINEAR = 1.05
+#: The exit code of a benchmark that has nothing to measure here.
+SKIPPED = 77
 _BEGAN_S = time.monotonic()
 
 
@@ -63,6 +66,24 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 
 
 _goals: list[dict[str, Any]] = []
+
+
+def skip(why: str) -> NoReturn:
+    """End, because what is measured is not on this machine; no record is written."""
+    print(f"{why}: not measured", file=sys.stderr)
+    sys.exit(SKIPPED)
+
+
+def installed(names: Sequence[str], packages: Mapping[str, str]) -> list[str]:
+    """Those of ``names`` whose package is there; who has none is always there."""
+    there = []
+    for name in names:
+        package = packages.get(name)
+        if package is None or importlib.util.find_spec(package):
+            there.append(name)
+        else:
+            print(f"{package} is not installed: {name} is not measured", file=sys.stderr)
+    return there
 
 
 def is_quick() -> bool:

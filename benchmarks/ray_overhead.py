@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import alternate, goal, machine, summary, table, write_json
+from measuring import alternate, goal, machine, skip, summary, table, write_json
 
 GOAL = 1.0  # times the Pool with chunks, empty tasks
 WORKERS = 2
@@ -140,6 +141,8 @@ def main() -> None:
         args.tasks, args.repeats = 1_000, 1
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    if not find_spec("ray"):
+        skip("Ray is not installed")
     import ray
 
     rows, record = [], {}

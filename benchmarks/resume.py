@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import goal, machine, summary, table, write_json
+from measuring import goal, installed, machine, summary, table, write_json
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = {"muster": "muster", "lightning": "Lightning Trainer", "accelerate": "Accelerate"}
@@ -123,7 +123,7 @@ def main() -> None:
     about = machine("accelerate", "lightning")
     print(f"{about['processor']}, {about['cores']} cores, {about['date']}")
     found: dict[str, dict[str, Any]] = {}
-    for peer in args.peers:
+    for peer in installed(args.peers, {"lightning": "lightning", "accelerate": "accelerate"}):
         found[peer] = try_out(peer)
         print(f"  {peer}: {found[peer]}", file=sys.stderr)
     rows = [

@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import goal, machine, table, write_json
+from measuring import goal, installed, machine, table, write_json
 
 GRID = Path(__file__).parents[1] / "tests" / "fixtures" / "digits_grid.json"
 NAMES = ("lr", "momentum", "width", "weight_decay")
@@ -287,7 +287,7 @@ def main() -> None:
         contenders[flags.contender](flags.folder, flags.trials)
         return
     print(json.dumps(machine("optuna", "ray")))
-    names = flags.only.split(",")
+    names = installed(flags.only.split(","), {"optuna": "optuna", "ray": "ray"})
     words = [flags.neps, "-c", "import neps"]
     if "neps" in names and subprocess.run(words, capture_output=True).returncode:
         print("NePS is not installed here and was not measured.")
