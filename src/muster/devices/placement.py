@@ -289,7 +289,7 @@ def _too_few(
     free = ", ".join(gpu.label for gpu in usable) or "none"
     lines = "\n".join(f"  {item.device}: {item.reason}" for item in skipped)
     return PlacementError(
-        f"Cannot start {asked} rank{'s' if asked > 1 else ''} ({request.text}): "
+        f"Cannot start {counted(asked, 'rank')} ({request.text}): "
         f"{len(usable)} of the GPUs can be used ({free}).\n{lines}",
         hint="wait for them (--wait), choose other GPUs, take what is free with --devices auto or "
         "--max-gpus, or use --force to run beside what is there.",
@@ -371,6 +371,6 @@ def _host(inventory: Inventory) -> str:
     if inventory.devices:
         count = len(inventory.devices)
         why = inventory.visibility_note or variable
-        return f"this host has {count} visible GPU{'s' if count > 1 else ''} ({why.rstrip('.')})"
+        return f"this host has {counted(count, 'visible GPU')} ({why.rstrip('.')})"
     why = inventory.problem or inventory.visibility_note or variable
     return f"this host has no visible GPU ({why.rstrip('.')})"

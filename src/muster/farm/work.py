@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.settings import Settings
+from muster.base.shown_text import count
 from muster.devices.discovery import why_lost
 from muster.devices.packing import MemorySampler
 from muster.farm import wire
@@ -96,7 +97,7 @@ def work_off(work: Work, beside: Beside, session: Session, *, say: Callable[[str
         left, num_again = _settle(ledger, work, targets)
         num_again += _open_stopped(ledger, work, numbers)
         if num_again:
-            say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
+            say(f"{count(num_again, 'task')} will run again")
         assignment = Assignment(
             folder=work.folder,
             run_id=session.folder_id.text,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from muster.base.device_faults import NO_CUDA_HINT, why_no_cuda
 from muster.base.errors import MusterError, PlacementError, SetupError
 from muster.base.settings import variable
+from muster.base.shown_text import count
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology
 
@@ -157,7 +158,7 @@ class Gang:
             return f"{max(self.num_ranks, len(self.devices))} x {name}"
         threads = torch.get_num_threads()
         many = f"{self.num_ranks} ranks on the CPU" if self.num_ranks > 1 else "the CPU"
-        return f"{many}, {threads} thread{'s' * (threads > 1)} each"
+        return f"{many}, {count(threads, 'thread')} each"
 
 
 @contextmanager

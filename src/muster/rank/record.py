@@ -35,6 +35,7 @@ from muster.base.metric_log import (
     logging_to,
 )
 from muster.base.settings import variable
+from muster.base.shown_text import count
 from muster.plotting import draw_curves
 from muster.rank.life import Results
 from muster.rank.meter import peak_memory_mib
@@ -388,7 +389,7 @@ def write_results(
         write_json(folder.training_results, whole)
         lines = read_metrics(folder.metrics)
         if any(line["kind"] in ("train", "update") for line in lines):
-            ranks = f"{gang.num_ranks} rank{'s' * (gang.num_ranks != 1)}"
+            ranks = count(gang.num_ranks, "rank")
             with plotting.or_remark(say):
                 draw_curves(folder.curves, lines, monitor, f"{folder.name} · {about}, {ranks}")
     return whole

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from muster.base.codec import check_types, decode
 from muster.base.errors import PlanMismatchError, UsageError, check_names, check_ranges, flag_of
 from muster.base.flags import Flag
+from muster.base.shown_text import count
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -225,7 +226,7 @@ class BatchPlan:
         return plan.with_micro_batch(self.micro_batch)
 
     def __str__(self) -> str:
-        product = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)} x {self.micro_batch}"
+        product = f"{count(self.num_ranks, 'rank')} x {self.micro_batch}"
         product += f" per rank x {self.accumulation} accumulation"
         exact = self.num_ranks * self.micro_batch * self.accumulation == self.global_batch
         return f"{product} {'=' if exact else '>='} global batch {self.global_batch}"

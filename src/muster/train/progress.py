@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from muster.base.shown_text import count
 from muster.rank.seeding import Position
 from muster.rank.state import Standing
 from muster.train.config import ScheduleName
@@ -165,7 +166,7 @@ class Limits:
         if self.max_steps is not None and progress.step >= self.max_steps:
             return f"--max-steps {self.max_steps}"
         if self.patience is not None and progress.num_bad >= self.patience:
-            many = f"{progress.num_bad} evaluation{'s' * (progress.num_bad != 1)}"
+            many = count(progress.num_bad, "evaluation")
             return f"no improvement in {many}"
         return None
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from muster.base.shown_text import count
 from muster.rank.checkpoint_files import find_steps, load_state, step_folder
 from muster.rank.life import Results
 from muster.rank.record import Record, StepLine, write_results
@@ -65,7 +66,7 @@ def opening(run: Training) -> str:
     todo, per_epoch = run.limits.total_steps - run.progress.step, run.limits.steps_per_epoch
     return (
         f"{run.num_parameters:,} parameters, {run.contract.num_samples:,} samples, "
-        f"{per_epoch} step{'s' * (per_epoch != 1)} per epoch, {todo} to go"
+        f"{count(per_epoch, 'step')} per epoch, {todo} to go"
     )
 
 
@@ -161,7 +162,7 @@ def headlines(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"{split:<10} {shown}"
     measured = results["measured"]
     if measured["samples_per_s"]:
-        steps = f"{measured['steps']:,} step{'s' * (measured['steps'] != 1)}"
+        steps = count(measured["steps"], "step")
         yield f"speed      {measured['samples_per_s']:,.0f} samples/s over {steps}"
 
 

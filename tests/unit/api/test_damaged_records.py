@@ -18,6 +18,7 @@ from muster.api.report.about import time_facts
 from muster.api.runs import Run
 from muster.api.slurm.array import array_progress
 from muster.base.errors import MusterError
+from muster.cli import output
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
 from muster.monitor.sample import tasks_by_pid
@@ -66,7 +67,8 @@ RANK_ERROR = {"type": "E", "message": "m", "frames": ["f"], "time_s": 1.0, "log_
 
 def status(folder: RunFolder) -> object:
     found = Run(folder.path).status()
-    return look._rank_lines(Run(folder.path), found), look._amount(found)
+    amount = output.amount(found.num_done, found.num_total, found.unit)
+    return look._rank_lines(Run(folder.path), found), amount
 
 
 def explained(folder: RunFolder) -> object:

@@ -33,6 +33,7 @@ from muster.api.start.placing import (
 from muster.api.start.services import Services, run_services, told_in_queue
 from muster.base.code import code_id
 from muster.base.settings import Settings, read_settings
+from muster.base.shown_text import count
 from muster.base.signals import listening
 from muster.devices.discovery import discover
 from muster.devices.inventory import DeviceRequest, Inventory
@@ -75,10 +76,10 @@ class GangPlan:
         """What a user should know about where the ranks run."""
         labels = self.ranks
         shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-        many = f"{len(labels)} rank{'s' if len(labels) > 1 else ''}"
+        many = count(len(labels), "rank")
         nodes, are_unlike = self.options.num_nodes, bool(self.options.ranks_of_nodes)
         here = f" on each of {nodes} nodes" if nodes > 1 and not are_unlike else ""
-        threads = f"{self.threads_per_rank} thread{'s' if self.threads_per_rank > 1 else ''} each"
+        threads = f"{count(self.threads_per_rank, 'thread')} each"
         return [f"{many}{here}: {shown}, {threads}", *remarks(self.placement)]
 
 

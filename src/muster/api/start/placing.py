@@ -16,6 +16,7 @@ from muster.base.codec import read_as
 from muster.base.errors import PlacementError, UsageError
 from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
+from muster.base.shown_text import count
 from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.packing import MOST_PER_GPU, within_memory
@@ -329,7 +330,7 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
     if options.per_gpu == "auto":
         labels = [label for label in labels if "/" not in label]
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-    lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
+    lines = [f"{count(len(labels), 'worker')} on {shown}"]
     if len(labels) < len(placement.slots):
         most = max(Counter(slot.device_uuids for slot in placement.slots).values())
         lines[0] += f", then up to {most} on each as memory allows"
@@ -341,7 +342,7 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
 def _asked_of_slurm(request: ClusterRequest) -> str:
     num_gpus = with_defaults(request.on_slurm(), read_settings()).num_gpus
     if num_gpus:
-        return f"each worker asks SLURM for {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+        return f"each worker asks SLURM for {count(num_gpus, 'GPU')}"
     return "each worker asks SLURM for no GPU; --gpus-per-worker N asks for some"
 
 

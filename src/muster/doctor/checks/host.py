@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from muster.base.atomic_files import is_remote
+from muster.base.shown_text import count
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding, error, note, ok, visible_gpus, warning, working_gpus
@@ -65,7 +66,7 @@ def cores(facts: Facts) -> Iterator[Finding]:
     """Each GPU has cores to feed it."""
     num_cores, num_gpus = facts.host.cpu_cores, len(working_gpus(facts))
     if not num_gpus:
-        yield ok(f"{num_cores} CPU core{'s' if num_cores > 1 else ''} for this process.")
+        yield ok(f"{count(num_cores, 'CPU core')} for this process.")
         return
     each = num_cores / num_gpus
     if each >= _GOOD_CORES:
@@ -74,8 +75,7 @@ def cores(facts: Facts) -> Iterator[Finding]:
     in_slurm = "SLURM_JOB_ID" in facts.environment
     yield Finding(
         severity="warning" if each < _LEAST_CORES else "note",
-        what=f"{num_cores} usable cores for {num_gpus} GPU{'s' if num_gpus > 1 else ''}, "
-        f"{each:.3g} each.",
+        what=f"{num_cores} usable cores for {count(num_gpus, 'GPU')}, {each:.3g} each.",
         why="One core drives a GPU, others load its data: with fewer than "
         f"{_GOOD_CORES} a GPU often waits.",
         fix="Ask SLURM for more with --cpus-per-task or --cpus-per-gpu."
@@ -285,7 +285,7 @@ def local_ranks(facts: Facts) -> Iterator[Finding]:
     # SLURM may have bound one GPU to each task, which then sees only its own.
     if int(text) > num_gpus and facts.environment.get("SLURM_GPUS_PER_TASK") is None:
         yield error(
-            what=f"{text} ranks on this node, {num_gpus} visible GPU{'s' if num_gpus > 1 else ''}.",
+            what=f"{text} ranks on this node, {count(num_gpus, 'visible GPU')}.",
             why="Ranks that share a GPU: NCCL refuses with 'Duplicate GPU detected', or the last "
             "ranks find no GPU.",
             fix=f"Start {num_gpus} ranks per node.",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from muster.base.errors import how_to_install
+from muster.base.shown_text import count
 from muster.devices.discovery import apply_visibility
 from muster.doctor.facts import NO_TORCH, Facts
 from muster.doctor.findings import (
@@ -48,7 +49,7 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
         version = "" if cuda is None else f", CUDA up to {cuda[0]}.{cuda[1]}"
         num = len(facts.inventory.devices)
         name = facts.inventory.driver_version or "of unknown version"
-        yield ok(f"NVIDIA driver {name}{version}; {num} GPU{'s' if num > 1 else ''}.")
+        yield ok(f"NVIDIA driver {name}{version}; {count(num, 'GPU')}.")
         return
     if "installed but not loaded" in problem or "Reboot" in problem:
         yield error(what=problem, why="No GPU can be used until then.")
@@ -57,7 +58,7 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
     if cards:
         drivers = sorted({card.driver or "no driver" for card in cards})
         yield error(
-            what=f"{len(cards)} NVIDIA card{'s' * (len(cards) > 1)} on the PCI bus "
+            what=f"{count(len(cards), 'NVIDIA card')} on the PCI bus "
             f"({', '.join(drivers)}), "
             f"but: {problem}",
             why="The GPUs are there and cannot be used.",
@@ -81,16 +82,13 @@ def _other_makers(facts: Facts) -> Iterator[Finding]:
             continue
         if any(card.driver is None for card in cards):
             yield error(
-                what=f"{len(cards)} {MAKERS[vendor]} card{'s' * (len(cards) > 1)} on the PCI bus "
+                what=f"{count(len(cards), f'{MAKERS[vendor]} card')} on the PCI bus "
                 "without a driver.",
                 why="The GPUs are there and cannot be used.",
                 fix=f"Load the kernel's driver ({name}).",
             )
         else:
-            yield ok(
-                f"{len(cards)} {MAKERS[vendor]} card{'s' * (len(cards) > 1)}, "
-                f"driver {cards[0].driver}."
-            )
+            yield ok(f"{count(len(cards), f'{MAKERS[vendor]} card')}, driver {cards[0].driver}.")
 
 
 def gpus_answer(facts: Facts) -> Iterator[Finding]:
@@ -268,7 +266,7 @@ def counts_agree(facts: Facts) -> Iterator[Finding]:
         expected = 1
     if torch.device_count == expected and (torch.is_cuda_available or not expected):
         if expected:
-            yield ok(f"torch sees {expected} GPU{'s' if expected > 1 else ''}, as the driver does.")
+            yield ok(f"torch sees {count(expected, 'GPU')}, as the driver does.")
         return
     if not facts.inventory.devices and not torch.device_count:
         return
@@ -351,7 +349,7 @@ def triton_compiles(facts: Facts) -> Iterator[Finding]:
 
 def accelerator(facts: Facts) -> Iterator[Finding]:
     """ROCm, XPU and MPS are recognised through torch's own interface."""
-    kind, count = accelerator_kind(facts), facts.torch.accelerator_count or 0
+    kind, number = accelerator_kind(facts), facts.torch.accelerator_count or 0
     if kind is None:
         if facts.torch.run.status == "ok" and (facts.torch.hip_build or facts.torch.xpu_build):
             yield error(
@@ -363,7 +361,7 @@ def accelerator(facts: Facts) -> Iterator[Finding]:
         return
     names = {"xpu": "Intel (xpu)", "mps": "Apple (mps)", "cuda": "NVIDIA (cuda)"}
     name = "AMD ROCm (cuda in torch)" if facts.torch.hip_build else names.get(kind, kind)
-    yield ok(f"torch computes on {name}, {count} device{'s' if count != 1 else ''}.")
+    yield ok(f"torch computes on {name}, {count(number, 'device')}.")
     if kind == "mps":
         yield note(
             what="Apple's GPU is one device, and torch has no collectives for it.",

@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
-from muster.base.shown_text import shown_mib
+from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
 from muster.farm.executors.ray_links import ADDRESS
@@ -318,7 +318,7 @@ def check_room(
         hint = f"ask for less with {', '.join(flags)} and --resource."
     raise SetupError(
         f"{request.num_workers} workers of {each} do not fit: {where} has room for {room} "
-        f"({len(nodes)} node{'s' if len(nodes) != 1 else ''}: {shown or 'none'}{more}).",
+        f"({count(len(nodes), 'node')}: {shown or 'none'}{more}).",
         hint=hint,
     )
 
@@ -332,7 +332,7 @@ def _shown(node: Mapping[str, float], request: ClusterRequest) -> str:
 
 def needs(request: ClusterRequest) -> str:
     """What each worker gets, in words."""
-    cores = f"{request.cores_per_actor} core{'s' if request.cores_per_actor != 1 else ''}"
+    cores = count(request.cores_per_actor, "core")
     gpus = request.gpus_per_worker
     parts = [cores]
     if gpus:
