@@ -300,7 +300,7 @@ class Copy:
     def is_green(self, broken: Break) -> bool:
         [tests] = (self.folder / "tests").rglob(broken.tests)
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        words += [str(tests), "-m", "not slow and not gpu", "--timeout", "300"]
+        words += [str(tests), "-m", "not slow and not gpu", "--timeout", "900"]
         if broken.only:
             words += ["-k", broken.only]
         done = subprocess.run(

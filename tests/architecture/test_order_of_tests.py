@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.longest_first import TABLE, table
 
 TESTS = TABLE.parent
@@ -64,6 +65,7 @@ def test_the_longest_is_begun_first_and_skips_are_told_last(tmp_path: Path) -> N
     assert lines[-1] == "Skipped: 4 of the tests: 3 × no such card; 1 × no cork"
 
 
+@pytest.mark.thorough
 def test_that_none_was_skipped_is_told_too(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("def test_one(): pass\n")
     (tmp_path / "longest.txt").write_text("")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.api.gangs.train import _Refused
 from muster.api.look.ranks import rank_failures
@@ -17,7 +18,7 @@ from muster.api.maps.publish import check_output, read_published, with_columns
 from muster.api.report.about import time_facts
 from muster.api.runs import Run
 from muster.api.slurm.array import array_progress
-from muster.base.errors import MusterError
+from muster.base.errors import MusterError, SetupError
 from muster.cli import output
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
@@ -147,12 +148,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_any_json_in_a_record_is_read_or_refused(folder: RunFolder, name: str, data: Any) -> None:
     good, readers = READERS[name]
     content = data.draw(damaged(good).map(lambda record: json.dumps(record).encode()))
     _check(folder, name, content, readers)
+
+
+@pytest.mark.parametrize("elements", [2**40, 0, -1])
+def test_an_array_that_no_cluster_has_is_damaged(folder: RunFolder, elements: int) -> None:
+    """Its elements were listed until the memory of the machine was at its end."""
+    before = folder.elements_json.read_bytes()
+    folder.elements_json.write_text(json.dumps({"elements": elements}))
+    try:
+        with pytest.raises(SetupError, match=f"is damaged: it is of {elements:,} elements"):
+            array_progress(folder, asks_slurm=False)
+    finally:
+        folder.elements_json.write_bytes(before)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from itertools import count
@@ -78,16 +78,22 @@ def test_the_event_loop_does_not_wait_for_a_look() -> None:
     look = Looking()
     watcher = Watcher(look, Defects(print))
 
+    async def event(events: AsyncIterator[bytes]) -> bytes:
+        found = await anext(events)
+        while found.startswith(b":"):  # on a busy machine it says meanwhile that it lives
+            found = await anext(events)
+        return found
+
     async def while_it_is_held() -> bytes:
         look.found = [Change("rows", {"a": 1}), Change("rows", {"a": 2})]
         after = watcher.position()
         async with aclosing(watcher.events(after, None, lambda: False)) as events:
-            await anext(events)
+            await event(events)
             look.may_go.clear()
             while not look.is_held.is_set():
                 await asyncio.sleep(0.01)
             # What was found before is told while the next look takes its time.
-            found = await anext(events)
+            found = await event(events)
             assert not look.may_go.is_set()
             look.may_go.set()
             return found

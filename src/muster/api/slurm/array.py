@@ -47,6 +47,9 @@ from muster.slurm.request import with_defaults
 from muster.slurm.script import array_script
 from muster.slurm.states import JobStatus
 
+#: As many as MaxArraySize of slurm.conf allows at most.
+_MOST_ELEMENTS = 4_000_001
+
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
@@ -155,7 +158,14 @@ def read_array(folder: RunFolder) -> Array | None:
     """The record; None for a run without elements."""
     if not folder.elements_json.exists():
         return None
-    return read_as(Array, folder.elements_json, "record of the array")
+    record = read_as(Array, folder.elements_json, "record of the array")
+    if not 0 < record.elements <= _MOST_ELEMENTS:
+        raise SetupError(
+            f"The record of the array at {folder.elements_json} is damaged: it is of "
+            f"{record.elements:,} elements, where SLURM has at most {_MOST_ELEMENTS:,}.",
+            hint="restore it from a copy.",
+        )
+    return record
 
 
 def _write_record(plan: ArrayPlan, argv: Sequence[str], job_id: int | None) -> None:
