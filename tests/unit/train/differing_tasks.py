@@ -62,7 +62,8 @@ class Net(nn.Module):
             self.first.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and BEACON.phase == "forward" and is_here(self.how):
+        is_due = self.training and BEACON.step >= AT and BEACON.phase == "forward"
+        if is_due and is_here(self.how):
             self._change()
         hidden = torch.tanh(self.first(x)).to(self.second.weight.dtype)
         found: Tensor = self.second(hidden).sum(-1)
