@@ -146,12 +146,11 @@ PROGRAM_FOLLOWS = ("run",)
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
 _LOOKING = {
     "list", "status", "attach", "why", "best", "logs", "errors", "metrics", "plan",
-    "devices", "monitor", "queue", "hosts", "completion", "doctor", "slurm-script",
+    "devices", "monitor", "queue", "hosts", "completion", "slurm-script",
 }  # fmt: skip
 #: Flags by which they do more.
 _DO_MORE = {
     "devices": {"release", "add", "only"},
-    "doctor": {"fix", "save-facts"},
     "slurm-script": {"output", "o"},
 }
 
