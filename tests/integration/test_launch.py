@@ -129,6 +129,7 @@ def test_a_sweep_that_would_be_refused_is_not_proposed(
     assert muster_main(*words, "--grid", "lr=1,2").returncode == 0
 
 
+@pytest.mark.quick
 def test_without_a_terminal_what_is_missing_is_named(muster_main: MusterCli) -> None:
     done = muster_main("launch", "--kind", "sweep", "--print")
     assert done.returncode == 2
