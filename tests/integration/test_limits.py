@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.programs import read_program
 
-from muster.api.experiments.watching import _limit
+from muster.api.experiments.watching import end_of
+from muster.api.runs import Run
 from muster.api.start import limits
 from muster.api.start.limits import (
     Idle,
@@ -277,6 +278,14 @@ def test_stages_have_one_amount_and_a_reason_may_hold_a_colon(tmp_path: Path) ->
     assert RunFolder(folder.stage(1)).spent_json == folder.spent_json
     elsewhere = RunFolder(tmp_path / "stages" / "mine")
     assert elsewhere.spent_json.parent == elsewhere.path
+    stored = {
+        "run_id": "1", "name": "a", "kind": "train", "created_s": 1.5, "targets": [],
+        "spec": {"program": {"target": "a:b"}, "train": {"task": "t"}, "config": {}},
+        "code": {}, "options": {}, "argv": ["muster", "train"], "cwd": "/", "environment": {},
+        "format": 1,
+    }  # fmt: skip
+    folder.run_json.write_text(json.dumps(stored))
     limit = {"event": "limit", "text": "It is --until 08:00: the run pauses."}
-    folder.events.write_text(f'{{"event": "start"}}\n{json.dumps(limit)}\n')
-    assert _limit(folder) == "It is --until 08:00"
+    lines = [{"event": "start"}, limit, {"event": "end", "exit_code": 75}]
+    folder.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "before all was done (It is --until 08:00);" in end_of(Run(folder.path)).sentence
