@@ -38,8 +38,8 @@ BREAKS = [
     Break(
         "changed-code",
         "work whose code has changed is not gone on with",
-        "    files = changed_files(before, now)\n    if not files:",
-        "    files = changed_files(before, now)\n    if True:",
+        "    files = changed_files(before, now)\n    if not files or (",
+        "    files = changed_files(before, now)\n    if True or (",
         "test_changed_script.py",
         "refused",
     ),

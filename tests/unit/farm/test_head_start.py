@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -119,3 +119,15 @@ def test_what_nobody_takes_over_ends_with_the_context() -> None:
     with HeadStart("none" + secrets.token_hex(12), [CPU], imports="fractions"):
         assert len(children()) == 1
     assert not children()
+
+
+def test_an_interrupt_while_they_are_begun_ends_those_that_have_begun() -> None:
+    before = children()
+
+    def interrupted() -> Iterator[SlotSpec]:
+        yield CPU
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        HeadStart("ahead" + secrets.token_hex(12), interrupted(), imports="fractions")
+    assert children() <= before

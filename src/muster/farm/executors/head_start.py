@@ -37,6 +37,13 @@ class HeadStart:
         self._begun: dict[int, Begun] = {}
         if sys.platform == "win32":
             return
+        try:
+            self._begin(slots, imports)
+        except BaseException:  # an interrupt: nobody else knows of those that have begun
+            self.close()
+            raise
+
+    def _begin(self, slots: Iterable[SlotSpec], imports: str) -> None:
         with suppress(OSError), Path(os.devnull).open("wb") as nowhere:  # what lacks is begun later
             for slot in slots:
                 begun = begin_worker(

@@ -6,6 +6,7 @@ which tasks the same worker happened to run before.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -26,19 +27,25 @@ class Generators:
     def fix(self, key: str) -> None:
         """``key``: of a task, in hexadecimal."""
         self._key = key
-        modules = sys.modules
-        if "random" in modules:
-            self._seed("random", modules["random"])
-        if "numpy" in modules:
-            self._seed("numpy.random", modules["numpy"].random)  # imported by being asked for
-        if "torch" in modules:
-            self._seed("torch", modules["torch"])
+        modules = sys.modules  # where None stands for what somebody wants nobody to import
+        if (module := modules.get("random")) is not None:
+            self._seed("random", module)
+        if (module := modules.get("numpy")) is not None:
+            self._seed("numpy.random", module.random)  # imported by being asked for
+        if (module := modules.get("torch")) is not None:
+            self._seed("torch", module)
 
     def watch_imports(self) -> None:
         """From now on fix also what a task imports, before anything can draw from it: such a module
         takes its first seed from the system. What comes with the target keeps that until a task.
         """
         sys.meta_path.insert(0, _Finder(self))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_imports)
+
+    def _leave_imports(self) -> None:
+        """In a child of a task: all of its children would draw the same numbers."""
+        self._key = ""
 
     def seed_new(self, name: str, module: ModuleType) -> None:
         """Seed a module that has just been executed, if it is in a task."""
@@ -74,7 +81,8 @@ class _Finder:
 
         def execute_and_seed(module: ModuleType) -> None:
             execute(module)
-            self._generators.seed_new(name, module)
+            if module.__name__ == name:  # a zip file has one loader for all that is in it
+                self._generators.seed_new(name, module)
 
         # On the loader itself: another one in its place would not be asked for the files of torch.
         loader.exec_module = execute_and_seed  # type: ignore[method-assign]

@@ -42,7 +42,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         lines.append(f"input: {old['kind']} -> {new['kind']}")
     before = {file["path"]: file for file in old["files"]}
     after = {file["path"]: file for file in new["files"]}
-    lines += [f"{_name(path)}: is gone" for path in before if path not in after]
+    lines += [f"{_name(path)}: {_absence(path)}" for path in before if path not in after]
     lines += [f"{_name(path)}: is new" for path in after if path not in before]
     for path in before:
         if path in after:
@@ -61,6 +61,11 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             lines.append(f"{name}: {old['selection'].get(name)} -> {value}")
     more = len(lines) - _MOST
     return lines if more <= 0 else [*lines[:_MOST], f"and {more:,} more differences"]
+
+
+def _absence(path: str) -> str:
+    """Why it may not be among the files: those in folders of runs once were, for a pattern."""
+    return "is there, but not in the input any more" if Path(path).exists() else "is gone"
 
 
 def _file_changes(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

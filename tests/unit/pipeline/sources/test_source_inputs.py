@@ -215,6 +215,9 @@ def test_changes_are_named_and_a_touch_is_none(tmp_path: Path) -> None:
     assert changes(before, described()) == ["data.jsonl: other content of the same size"]
     path.write_bytes(LINES * 2)
     assert changes(before, described()) == ["data.jsonl: size 7.69 kB -> 15.4 kB"]
+    left = changes(before, {**before, "files": []})
+    assert left == ["data.jsonl: is there, but not in the input any more"]
+    path.unlink()
     assert changes(before, {**before, "files": []}) == ["data.jsonl: is gone"]
 
 
