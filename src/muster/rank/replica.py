@@ -197,13 +197,13 @@ class DistributedReplica(Replica):
     def __init__(self, bare: nn.Module, gang: Gang, *, has_unused: bool) -> None:
         super().__init__(bare, gang)
         self._has_unused = has_unused
-        searched = [p for p in self.parameters if p.requires_grad] if has_unused else []
-        self._sync = GradientSync(len(searched))
+        self._sync = GradientSync()
         share_parameters(bare)
         self.renew()
 
     def renew(self) -> None:
         self._trained = _which_are_trained(self.parameters)
+        self._sync.num_searched = sum(self._trained) if self._has_unused else 0
         # The old wrapper must go before its hooks fire once more: it lies in a cycle.
         self.wrapped = self.bare
         gc.collect()

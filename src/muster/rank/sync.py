@@ -59,8 +59,8 @@ class GradientSync:
     adds up, after the buckets, one number per parameter.
     """
 
-    def __init__(self, num_searched: int = 0) -> None:
-        self._num_searched = num_searched
+    def __init__(self) -> None:
+        self.num_searched = 0
         self.num_calls = 0
         self.num_started = 0
         self.is_complete = False
@@ -142,9 +142,9 @@ class GradientSync:
         for index in range(self.num_started, len(self._layout)):
             numel, dtype, device = self._layout[index]
             dist.all_reduce(torch.zeros(numel, dtype=dtype, device=device))
-        if self._num_searched and self._layout:
+        if self.num_searched and self._layout:
             _, _, device = self._layout[0]
-            dist.all_reduce(torch.zeros(self._num_searched, dtype=torch.int32, device=device))
+            dist.all_reduce(torch.zeros(self.num_searched, dtype=torch.int32, device=device))
         self.num_started = len(self._layout)
 
 

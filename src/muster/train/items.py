@@ -108,9 +108,14 @@ def outline(item: Any) -> Outline:
 
 def _parts(item: Any) -> list[Any]:
     if isinstance(item, dict):
-        return [part for key, value in item.items() for part in (str(key), *_parts(value))]
+        pairs = sorted(item.items(), key=lambda pair: str(pair[0]))  # as they came from a set, say
+        return [part for key, value in pairs for part in (str(key), *_parts(value))]
     if isinstance(item, list | tuple):
         return [len(item), *(part for value in item for part in _parts(value))]
+    if isinstance(item, str) and item.startswith(
+        "/"
+    ):  # a file, in a folder of its own on each host
+        return [item.rpartition("/")[2]]
     if isinstance(item, bool | int | float | str | bytes):
         return [item]
     if isinstance(item, Tensor):
@@ -119,10 +124,11 @@ def _parts(item: Any) -> list[Any]:
     if kind is None and hasattr(item, "tobytes"):  # an image
         data = torch.frombuffer(bytearray(item.tobytes() or b"0"), dtype=torch.uint8)
         return [type(item).__name__, *_parts_of_tensor(data)]
-    if kind in tuple("biuf"):
-        wide = torch.as_tensor(item.astype("float64", order="C"))
-        is_few = kind != "f" and item.size <= _FEW
-        return [str(item.dtype), *([item.tolist()] if is_few else _parts_of_tensor(wide))]
+    array = item.__array__() if kind is not None and hasattr(item, "__array__") else None
+    if array is not None and array.dtype.kind in tuple("biuf"):
+        wide = torch.as_tensor(array.astype("float64", order="C"))
+        is_few = array.dtype.kind != "f" and array.size <= _FEW
+        return [str(array.dtype), *([array.tolist()] if is_few else _parts_of_tensor(wide))]
     return [type(item).__name__]
 
 
@@ -132,7 +138,7 @@ def _parts_of_tensor(tensor: Tensor) -> list[Any]:
         return form
     if tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex()):
         return [*form, tensor.tolist()]
-    wide = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    wide = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
     typical = float(wide.square().mean().sqrt())
     # The mean is at most as large, so that neither number is a small difference of large ones.
     return [*form, typical, 2 * typical + float(wide.mean())]

@@ -132,6 +132,11 @@ class Differing(Toy):
         return super().score(model, batch)
 
 
+@dataclass(kw_only=True)
+class Skipping(Differing):
+    skips_parameters = True
+
+
 def _forget_moments(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if BEACON.step == AT:
         for state in optimizer.state.values():

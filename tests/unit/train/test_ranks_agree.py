@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.differing_tasks import AGENT, Differing, DifferingAgent
+from tests.unit.train.differing_tasks import AGENT, Differing, DifferingAgent, Skipping
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 
 pytestmark = [
@@ -74,6 +74,10 @@ def jobs() -> list[Job]:
             many = Job(name=f"agent-{how}", ranks=2, task=DifferingAgent(how=how), config={**AGENT})
             wide = {**AGENT, "num_envs": 8, "batch_size": 4}
             found += [many, replace(many, name=f"agent-{how}-on-1", ranks=1, config=wide)]
+    short = Skipping(how="thaws", trouble="forward", at=6, on=1)
+    found.append(
+        Job(name="thaws-then-short", ranks=2, task=short, config={**STEPS, "batch_size": 2})
+    )
     for how in (*RESUMED, "keeps"):
         whole = Job(name="", ranks=2, task=Differing(how=how), config=STEPS)
         stopped: Any = replace(whole.task, trouble="stop", at=8, on=1)
@@ -130,6 +134,12 @@ def test_what_changes_on_all_ranks_of_an_agent_is_trained_as_on_one(
 ) -> None:
     trained.done(f"agent-{how}")
     assert same_weights(trained, f"agent-{how}", f"agent-{how}-on-1")
+
+
+def test_a_rank_short_of_memory_knows_how_many_parameters_others_search(trained: Outcomes) -> None:
+    """It joins their search for unused parameters: of more of them once some have thawed."""
+    assert trained.done("thaws-then-short")["micro_batch"] == 1
+    assert same_weights(trained, "thaws-then-short", "thaws-on-1")
 
 
 def test_what_a_new_start_does_not_make_is_refused_there(trained: Outcomes) -> None:

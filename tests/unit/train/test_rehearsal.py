@@ -18,7 +18,7 @@ from torch import nn
 from muster.base.errors import UsageError
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.items import _is_same
+from muster.train.items import _is_same, outline
 from muster.train.loop import train
 from muster.train.setup import _drops
 
@@ -157,3 +157,25 @@ def test_layers_that_draw_masks_are_known(model: nn.Module, draws: bool) -> None
 )
 def test_items_are_compared_by_what_they_hold(first: Any, second: Any, same: bool) -> None:
     assert _is_same(first, second) is same
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({"x": 1, "y": 2}, {"y": 2, "x": 1}),
+        (["/scratch/host-a/cat/1.png", 3], ["/scratch/host-b/cat/1.png", 3]),
+        (numpy.arange(40)[::-1], numpy.arange(40)[::-1].copy()),
+        (torch.tensor([1j, 2.0]).conj(), torch.tensor([-1j, 2.0])),
+    ],
+    ids=["another-order-of-keys", "a-file-in-a-folder-of-the-host", "backwards", "conjugate"],
+)
+def test_ranks_with_one_item_in_two_forms_have_the_same(here: Any, there: Any) -> None:
+    assert outline(here).is_like(outline(there))
+
+
+@pytest.mark.parametrize("kind", ["float64", "Int64", "category"])
+def test_a_column_of_a_table_is_an_item(kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    first, other = pandas.Series([1, 2], dtype=kind), pandas.Series([1, 5], dtype=kind)
+    assert outline(first).is_like(outline(first.copy()))
+    assert kind != "float64" or not outline(first).is_like(outline(other))
