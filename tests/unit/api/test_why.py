@@ -23,6 +23,7 @@ from tests.tracked import gang_folder
 
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
+from muster.api.report.make import write_report
 from muster.base.errors import TargetError
 from muster.devices.tickets import Note
 from muster.farm.task import TaskState
@@ -413,9 +414,11 @@ def test_a_run_that_paused_is_told_to_try_what_failed_again(tmp_path: Path) -> N
 def test_a_run_whose_code_was_changed_says_so_also_when_it_is_done(tmp_path: Path) -> None:
     folder = folder_of("sweep", "done", tmp_path)
     text = "train.py changed while the run was at work."
-    write(folder, *lines_of(folder), {"event": "code", "text": text})
+    write(folder, *lines_of(folder), {"event": "code", "text": text}, {"event": "code"})
     found = why(find_run(str(folder.path)))
     assert found.state == "done" and found.reasons == (text,)
+    page = write_report(find_run(str(folder.path)), draws_monitor=False)[-1]
+    assert text in page.read_text()
 
 
 def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: MusterCli) -> None:
