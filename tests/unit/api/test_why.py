@@ -454,6 +454,23 @@ def test_a_run_that_waits_for_gpus_is_not_unknown(
     assert "Unknown run" in muster_main(command, "runs/later").stderr
 
 
+def test_a_stopped_run_that_waits_to_go_on_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """Its folder is there already; whoever only read "stopped" started it a second time."""
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    (tmp_path / "leases").mkdir()
+    folder = folder_of("sweep", "stopped", tmp_path)
+    ticket = Note(tmp_path / "leases", "ticket", {"run": folder.name, "pid": 4711})
+    try:
+        for command in ("status", "why"):
+            said = muster_main(command, str(folder.path)).stdout
+            assert "run of this name waits for GPUs, in process 4711" in said
+    finally:
+        ticket.remove()
+    assert "waits for GPUs" not in muster_main("status", str(folder.path)).stdout
+
+
 def test_a_program_is_not_retried_by_a_resume_that_is_refused(
     tmp_path: Path, muster_main: MusterCli
 ) -> None:

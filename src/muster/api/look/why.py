@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster.api.look.listing import array_of, ended_job, job_of, word_of
+from muster.api.look.listing import array_of, ended_job, job_of, waiting_process, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
@@ -206,6 +206,8 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     if status.is_running:
         yield from [str(one["text"]) for one in start.lines if one.get("text")][-_MOST_NOTES:]
         return
+    if waits := waiting_process(run.folder.name):
+        yield f"A run of this name waits for GPUs, in process {waits} (muster queue)."
     if start.lines and not start.end:
         yield "Its process was killed (kill -9, out of memory), or its machine went down."
     for event in start.lines:
