@@ -23,7 +23,12 @@ EXACT: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "one": (1, CartPoleAgent(), SCALED),
     "two": (2, CartPoleAgent(), {"num_envs": 4, "batch_size": 2, "lr_schedule": "linear"}),
     "plain": (1, CartPoleAgent(memory="none", wide=False), {}),
-    "remembering": (2, CartPoleAgent(remembers=True), {"num_envs": 4, "batch_size": 2}),
+    # Not evaluated after the third update, which would share what each rank has kept.
+    "remembering": (
+        2,
+        CartPoleAgent(remembers=True),
+        {"num_envs": 4, "batch_size": 2, "eval_frequency": 4},
+    ),
 }
 
 
