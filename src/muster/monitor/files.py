@@ -147,7 +147,13 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             yield from read_jsonl(tail)
 
 
+#: What every sample has.
+_ALWAYS = ("time_utc", "elapsed_s", "host", "device")
+
+
 def _row(record: Mapping[str, Any]) -> Row:
+    if missing := [name for name in _ALWAYS if record.get(name) is None]:
+        raise SetupError(f"A row of the log is not a sample: it has no {missing[0]}.")
     try:
         values: dict[str, Any] = {
             name: None if record.get(name) is None else kind(record[name])

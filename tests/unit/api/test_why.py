@@ -23,6 +23,7 @@ from tests.tracked import gang_folder
 
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
+from muster.api.report.make import write_report
 from muster.base.errors import TargetError
 from muster.devices.tickets import Note
 from muster.farm.task import TaskState
@@ -413,9 +414,11 @@ def test_a_run_that_paused_is_told_to_try_what_failed_again(tmp_path: Path) -> N
 def test_a_run_whose_code_was_changed_says_so_also_when_it_is_done(tmp_path: Path) -> None:
     folder = folder_of("sweep", "done", tmp_path)
     text = "train.py changed while the run was at work."
-    write(folder, *lines_of(folder), {"event": "code", "text": text})
+    write(folder, *lines_of(folder), {"event": "code", "text": text}, {"event": "code"})
     found = why(find_run(str(folder.path)))
     assert found.state == "done" and found.reasons == (text,)
+    page = write_report(find_run(str(folder.path)), draws_monitor=False)[-1]
+    assert text in page.read_text()
 
 
 def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: MusterCli) -> None:
@@ -449,6 +452,23 @@ def test_a_run_that_waits_for_gpus_is_not_unknown(
     assert refused.returncode == 2 and "muster queue" in refused.stderr
     assert "a run of this name waits for GPUs, in process 4711" in refused.stderr
     assert "Unknown run" in muster_main(command, "runs/later").stderr
+
+
+def test_a_stopped_run_that_waits_to_go_on_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """Its folder is there already; whoever only read "stopped" started it a second time."""
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    (tmp_path / "leases").mkdir()
+    folder = folder_of("sweep", "stopped", tmp_path)
+    ticket = Note(tmp_path / "leases", "ticket", {"run": folder.name, "pid": 4711})
+    try:
+        for command in ("status", "why"):
+            said = muster_main(command, str(folder.path)).stdout
+            assert "run of this name waits for GPUs, in process 4711" in said
+    finally:
+        ticket.remove()
+    assert "waits for GPUs" not in muster_main("status", str(folder.path)).stdout
 
 
 def test_a_program_is_not_retried_by_a_resume_that_is_refused(

@@ -261,3 +261,11 @@ def test_kill_9_while_it_writes_leaves_a_readable_file(tmp_path: Path, suffix: s
         acknowledged = samples
     write(path, [row(59)])
     assert list(read_rows(path))[-1] == row(59)
+
+
+def test_json_lines_that_are_no_samples_are_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"  # such as the output of a map
+    path.write_text('{"x": 1}\n{"x": 2}\n')
+
+    with pytest.raises(SetupError, match="not a sample: it has no time_utc"):
+        list(read_rows(path))

@@ -55,7 +55,7 @@ def find_run(text: str) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    if (pid := _waiting(Path(text).name)) is not None:
+    if (pid := waiting_process(Path(text).name)) is not None:
         raise UsageError(
             f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
             hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
@@ -63,8 +63,10 @@ def find_run(text: str) -> Run:
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
 
 
-def _waiting(name: str) -> int | None:
-    """The process of this user's run in the queue for GPUs, which has no folder yet."""
+def waiting_process(name: str) -> int | None:
+    """The process of this user's run of that name in the queue for GPUs, which may have no folder
+    yet.
+    """
     from muster.base.settings import read_settings
     from muster.devices.tickets import own_uid, read_notes
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster.api.look.listing import array_of, ended_job, job_of, word_of
+from muster.api.look.listing import array_of, ended_job, job_of, waiting_process, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
-from muster.api.start.code_watch import EVENT as CODE_CHANGED
+from muster.api.start.code_watch import changes_of_code
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word
@@ -26,7 +26,7 @@ from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import has_saved, last_start, last_word, starts_of
+from muster.run.state import has_saved, last_start, last_word
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -201,11 +201,13 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         return
     start = last_start(run.folder)
     if status.state == "done":
-        yield from _changed_code(run.folder)
+        yield from changes_of_code(run.folder)
         return
     if status.is_running:
         yield from [str(one["text"]) for one in start.lines if one.get("text")][-_MOST_NOTES:]
         return
+    if waits := waiting_process(run.folder.name):
+        yield f"A run of this name waits for GPUs, in process {waits} (muster queue)."
     if start.lines and not start.end:
         yield "Its process was killed (kill -9, out of memory), or its machine went down."
     for event in start.lines:
@@ -222,17 +224,6 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
 def _has_paused(lines: list[dict[str, Any]]) -> bool:
     """Whether a start with these lines gave up because all tasks failed alike."""
     return any(line.get("event") == "paused" for line in lines)
-
-
-def _changed_code(folder: RunFolder) -> Iterator[str]:
-    """What a table does not say: that its results may be of more than one code."""
-    notes = (
-        str(line["text"])
-        for start in starts_of(folder)
-        for line in start.lines
-        if line.get("event") == CODE_CHANGED
-    )
-    yield from dict.fromkeys(notes)
 
 
 def _again(run: Run, *, cancelled: bool = False) -> str:

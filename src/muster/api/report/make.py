@@ -15,6 +15,7 @@ from muster.api.report.map import MapMaker, map_content
 from muster.api.report.sweep import Content, SweepMaker, pictures_of, sweep_content
 from muster.api.report.training import script_content, training_content
 from muster.api.runs import Run
+from muster.api.start.code_watch import changes_of_code
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, SetupError
@@ -99,6 +100,7 @@ def _page(
     stored = run.stored
     no_figures = [Text("There are no figures.")]
     no_results = [Text("There are no results yet.")]
+    notes = [Text(note) for note in changes_of_code(run.folder)]
     return Page(
         title=run.folder.path.resolve().name,
         lead=content.lead,
@@ -108,7 +110,7 @@ def _page(
         sections=(
             *section("What failed", content.failures),
             *section("Figures", content.figures or no_figures),
-            *section("Results", [b for b in content.results if b] or no_results),
+            *section("Results", [*notes, *([b for b in content.results if b] or no_results)]),
             *section("Configuration", setting_blocks(content.settings)),
             *section("Environment", environment_blocks(stored, hosts)),
             *section(

@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from muster.base.code import Code, project_folder
+from muster.base.journal import read_journal
+from muster.run.folder import RunFolder
 
 _SHOWN = 3
 #: What the journal calls it.
@@ -52,6 +54,12 @@ class CodeWatch:
             self._signs[name] = sign
             if digest != self._digests[name]:
                 yield name
+
+
+def changes_of_code(folder: RunFolder) -> list[str]:
+    """What a table does not say: that its results may be of more than one code."""
+    lines = (line for line in read_journal(folder.events) if line.get("event") == EVENT)
+    return list(dict.fromkeys(str(line["text"]) for line in lines if line.get("text")))
 
 
 def _place(name: str, base: Path) -> Path | None:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment
-from muster.api.look.listing import array_of, ended_job, find_run, find_runs, job_of, word_of
+from muster.api.look.listing import (
+    array_of,
+    ended_job,
+    find_run,
+    find_runs,
+    job_of,
+    waiting_process,
+    word_of,
+)
 from muster.api.runs import Run, Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
@@ -181,6 +189,9 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
         lines.insert(0, f"job {ended} has ended before the run began; what it printed: {log}")
     if found.is_running and (pid := stopped_process(run.folder)):
         lines.insert(0, f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {pid}")
+    rests = found.state in ("stopped", "saved", "failed")
+    if rests and (waits := waiting_process(run.folder.name)):
+        lines.insert(0, f"a run of this name waits for GPUs, in process {waits} (muster queue)")
     for line in lines:
         say(f"  {line}")
     return 0

@@ -107,7 +107,7 @@ def retry(argv: list[str]) -> int:
     if run is not None and run.stored.kind in _COMMANDS:
         raise UsageError(
             f"{run.path} is {run.stored.kind_name}: there are no failed tasks to run again.",
-            hint=f"go on with it: {run.stored.how_it_goes_on(run.folder)}",
+            hint=f"to go on with it: {run.stored.how_it_goes_on(run.folder)}",
         )
     return _go_on(argv, extra, "retry", _RETRY)
 
