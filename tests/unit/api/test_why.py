@@ -121,7 +121,7 @@ def paused(kind: str, place: Path) -> RunFolder:
 
 def cancelled(kind: str, place: Path) -> RunFolder:
     if kind in GANGS:
-        return ended(folder_of(kind, "done", place), exit_code=130, stopped_by="SIGINT")
+        return ended(folder_of(kind, "done", place), exit_code=130, stopped_by="cancel")
     if kind == "map":
         return folder_of(kind, "stopped", place)
     return folder_of(kind, "cancelled", place)
@@ -161,8 +161,8 @@ RANKS: dict[Make, tuple[str, str, str]] = {
     failed: ("failed", "ValueError: ", "muster logs {run}"),
     stalled: ("failed", "rank 1 has said nothing for 60 s", "{run}/logs/rank-*.stack"),
     killed: ("stopped", "Its process was killed", "muster resume {run}"),
-    paused: ("saved", "SIGUSR1 ended it", "muster resume {run}"),
-    cancelled: ("stopped", "SIGINT ended it", "muster resume {run}"),
+    paused: ("saved", "the end of its job (SIGUSR1).", "muster resume {run}"),
+    cancelled: ("stopped", "It was ended by `muster cancel`.", "muster resume {run}"),
     never_started: ("not begun", "It has not begun", "muster resume {run}"),
     unreadable: ("unreadable", "run.json", "copy"),
 }
@@ -170,10 +170,10 @@ RANKS: dict[Make, tuple[str, str, str]] = {
 OTHERWISE: dict[tuple[str, Make], tuple[str, str, str]] = {
     ("map", failed): ("done", "KeyError: 'text' in the stage upper", "errors.jsonl"),
     ("map", cancelled): ("stopped", "asked to end", "muster resume {run}"),
-    ("agent", paused): ("saved", "SIGUSR1 ended it", "muster resume {run}"),
-    ("run", paused): ("stopped", "SIGUSR1 ended it", "muster run"),
+    ("agent", paused): ("saved", "the end of its job (SIGUSR1).", "muster resume {run}"),
+    ("run", paused): ("stopped", "the end of its job (SIGUSR1).", "muster run"),
     ("run", killed): ("stopped", "Its process was killed", "muster run"),
-    ("run", cancelled): ("stopped", "SIGINT ended it", "muster run"),
+    ("run", cancelled): ("stopped", "It was ended by `muster cancel`.", "muster run"),
     ("run", never_started): ("not begun", "It has not begun", "muster run"),
 }
 
@@ -244,6 +244,29 @@ def test_tasks_that_came_right_later_are_not_named_as_failed(
     found = why(find_run(str(folder.path)))
     assert found.causes[0].named == before.named
     assert f"muster logs {folder.path} {number}" in found.tries
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "said"),
+    [("train", [{"event": "end", "exit_code": 130, "stopped_by": "SIGINT"}],
+      "It was ended by Ctrl-C (SIGINT)."),
+     ("sweep", [{"event": "asked", "by": "SIGHUP"}, {"event": "wish", "what": "drain"}],
+      "It was ended by the hang-up of its terminal (SIGHUP)."),
+     ("sweep", [{"event": "asked", "by": "SIGTERM"}, {"event": "wish", "what": "drain"},
+                {"event": "wish", "what": "cancel"}],
+      "It was ended by SIGTERM and `muster cancel`."),
+     ("sweep", [{"event": "asked", "by": "SIGTERM"}, {"event": "wish", "what": "drain"},
+                {"event": "limit", "text": "It has had its hour."}], "It has had its hour.")],
+)  # fmt: skip
+def test_a_run_that_was_asked_to_end_says_by_what(
+    kind: str, lines: list[dict[str, object]], said: str, tmp_path: Path
+) -> None:
+    folder = folder_of(kind, "stopped" if kind == "sweep" else "done", tmp_path)
+    start, *_ = lines_of(folder)
+    end: list[dict[str, object]] = [{"event": "end", "exit_code": 130}]
+    write(folder, start, *lines, *(end if kind == "sweep" else ()))
+    folder.training_results.unlink(missing_ok=True)
+    assert why(find_run(str(folder.path))).reasons == (said,)
 
 
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:

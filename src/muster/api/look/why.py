@@ -20,13 +20,14 @@ from muster.api.start.code_watch import EVENT as CODE_CHANGED
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word
+from muster.base.signals import CANCEL, shown_request
 from muster.farm.canonical import task_label
 from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import has_saved, last_start, last_word, starts_of
+from muster.run.state import Start, has_saved, last_start, last_word, starts_of
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -211,12 +212,24 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     for event in start.lines:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
-    if name := start.end.get("stopped_by"):
-        yield f"{name} ended it."
-    elif any(event.get("event") == "wish" for event in start.lines):
-        yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
+    yield from _asked_to_end(start)
     if status.state == "refused" and (message := last_word(run.folder).get("message")):
         yield str(message)
+
+
+def _asked_to_end(start: Start) -> Iterator[str]:
+    """Who asked the start to end, where that is written down; versions before did not for tasks."""
+    names = [str(start.end.get("stopped_by") or "")]
+    names += [str(line.get("by")) for line in start.lines if line.get("event") == "asked"]
+    wishes = [line.get("what") for line in start.lines if line.get("event") == "wish"]
+    names += [CANCEL] * (CANCEL in wishes)
+    if any(line.get("event") == "limit" for line in start.lines):
+        names = [name for name in names if name != "SIGTERM"]  # its own, and it was told above
+        wishes = []
+    if names := [name for name in dict.fromkeys(names) if name]:
+        yield f"It was ended by {' and '.join(map(shown_request, names))}."
+    elif wishes:
+        yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
 
 
 def _has_paused(lines: list[dict[str, Any]]) -> bool:
