@@ -451,9 +451,14 @@ def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: Mus
             other.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, other.pid, os.WSTOPPED)
             said = muster_main("status", str(folder.path)).stdout
+            listed = muster_main("devices", str(folder.path)).stdout
+            asked = muster_main("devices", str(folder.path), "--release", "1")
     finally:
         other.kill()
         other.wait()
+    assert asked.returncode == 3 and "is stopped (Ctrl-Z): it keeps its devices" in asked.stderr
+    assert f"Hint: let it go on, and ask again: kill -CONT {other.pid}" in asked.stderr
+    assert f"to let it go on: kill -CONT {other.pid}" in listed
     assert f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {other.pid}" in said
 
 
