@@ -269,6 +269,17 @@ def test_a_run_that_was_asked_to_end_says_by_what(
     assert why(find_run(str(folder.path))).reasons == (said,)
 
 
+def test_a_full_disk_is_named_where_nothing_could_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed("sweep", tmp_path)
+    run = find_run(str(folder.path))
+    assert not any("disk" in text for text in why(run).reasons)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: shutil._ntuple_diskusage(9, 9, 0))
+    text = why(run).reasons[-1]
+    assert f"The disk of {folder.path} is full now (0 MiB are free), which is the likely" in text
+
+
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = folder_of("run", "failed", tmp_path)
     done = muster_main("why", str(folder.path))
