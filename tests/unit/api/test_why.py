@@ -280,6 +280,19 @@ def test_a_full_disk_is_named_where_nothing_could_be_written(
     assert f"The disk of {folder.path} is full now (0 MiB are free), which is the likely" in text
 
 
+def test_a_very_long_line_of_a_log_is_shown_by_its_ends(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("sweep", "stopped", tmp_path)
+    (folder.logs / "worker-0.log").write_text("begin" + "x" * 5000 + "end\n")
+    (line,) = (
+        one.strip()
+        for one in muster_main("why", str(folder.path)).stdout.splitlines()
+        if one.endswith("xend")
+    )
+    assert line.startswith("beginx") and "x…x" in line and len(line) == 500
+
+
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = folder_of("run", "failed", tmp_path)
     done = muster_main("why", str(folder.path))
