@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.conftest import MusterCli
@@ -23,7 +24,8 @@ from tests.tracked import gang_folder
 
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
-from muster.base.errors import TargetError
+from muster.api.trackers.guard import track
+from muster.base.errors import SetupError, TargetError
 from muster.devices.tickets import Note
 from muster.farm.task import TaskState
 from muster.run import session
@@ -291,6 +293,26 @@ def test_a_very_long_line_of_a_log_is_shown_by_its_ends(
         if one.endswith("xend")
     )
     assert line.startswith("beginx") and "x…x" in line and len(line) == 500
+
+
+def test_a_run_that_may_only_be_read_is_sent_to_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try failed alike with an errno, and it was said that it would be tried again."""
+    with TemporaryDirectory() as place:
+        folder = gang_folder(Path(place) / "run")
+        for path in (Path(place), *Path(place).rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        is_root = os.geteuid() == 0
+        try:
+            if is_root:
+                os.seteuid(65534)
+            with pytest.raises(SetupError, match="you may not write to") as caught:
+                track(folder, ["tensorboard"], pytest.fail)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            for path in (Path(place), *Path(place).rglob("*")):
+                path.chmod(0o755)
+    assert "have the run's owner send it" in str(caught.value)
 
 
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
