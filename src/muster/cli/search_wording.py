@@ -64,7 +64,8 @@ def _none_whole(state: SearchState) -> Iterator[str]:
     )  # fmt: skip
     yield (
         f"note: no trial came to the last step, {rule.max_step:g}: with {count(rungs, 'rung')} "
-        f"before it and one in {rule.eta} promoted from each, it takes {rule.eta**rungs:,} trials{later}"
+        f"before it and one in {rule.eta} promoted from each, it takes {rule.eta**rungs:,} trials"
+        f"{later}"
     )
 
 
