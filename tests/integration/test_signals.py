@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from tests.programs import read_program
 
+from muster.base.signals import shown_request
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of POSIX")
 
 MusterMain = Callable[..., subprocess.CompletedProcess[str]]
@@ -163,6 +165,9 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
     assert code == wanted, case.errors.read_text()
     said = muster_main("status", "run").stdout
     assert said.splitlines()[0] == f"run: {state}", said
+    if phase == MIDDLE and code in (75, 130):
+        name = shown_request(signal.Signals(number).name)
+        assert f"It was ended by {name}." in muster_main("why", "run").stdout
     if command in ("train", "agent") and code == 75:
         word = "; start it again to go on" if has_saved else "stopped before its first save"
         assert word in case.errors.read_text()
@@ -182,6 +187,9 @@ def test_what_was_cancelled_goes_on_with_resume(
         for name in (MIDDLE, FINISHING):
             case.go(name)
         assert process.wait(300) == 130, case.errors.read_text()
+        assert "ended by `muster cancel`" in case.errors.read_text()
+        assert "SIGINT" not in case.errors.read_text()
+        assert "It was ended by `muster cancel`." in muster_main("why", "run").stdout
     finally:
         process.kill()
     saved = [int(path.name.removeprefix("step-")) for path in case.run.glob("checkpoints/step-*")]

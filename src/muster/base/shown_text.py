@@ -114,6 +114,16 @@ def one_line(text: str, most: int = _MOST_CHARS) -> str:
     return cleaned if whole else cleaned[: most - 1] + "…"
 
 
+def shortened(text: str, most: int = _MOST_CHARS) -> str:
+    """``text`` with as much of its begin and its end as ``most`` characters hold.
+
+    >>> shortened("0123456789", 7), shortened("short", 7)
+    ('012…789', 'short')
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+
+
 def json_text(text: str) -> str:
     """A JSON document with the same content in which nothing is left that a terminal obeys."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

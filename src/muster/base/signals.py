@@ -28,6 +28,15 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 #: What `sbatch --signal` is mostly told to send some time before the end of a job.
 WARNING = "SIGUSR1"
 
+#: What is noted in place of a signal where `muster cancel` asked.
+CANCEL = "cancel"
+_SHOWN = {
+    CANCEL: "`muster cancel`",
+    "SIGINT": "Ctrl-C (SIGINT)",
+    "SIGHUP": "the hang-up of its terminal (SIGHUP)",
+    WARNING: f"the warning before the end of its job ({WARNING})",
+}
+
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -42,6 +51,22 @@ class Interrupted(KeyboardInterrupt):
 def stop_code(number: int) -> int:
     """The exit code of a command that this signal has ended, with work left that can go on."""
     return EXIT_INTERRUPTED if number in (0, signal.SIGINT) else EXIT_REQUEUE
+
+
+def shown_request(name: str) -> str:
+    """What asked for an end, for people; ``name``: that of a signal, or `CANCEL`.
+
+    >>> shown_request("SIGINT"), shown_request("SIGTERM"), shown_request("cancel")
+    ('Ctrl-C (SIGINT)', 'SIGTERM', '`muster cancel`')
+    """
+    return _SHOWN.get(name, name)
+
+
+def stopped_by(number: int, *, is_cancelled: bool) -> str:
+    """How an ending names what this signal was; "" for 0."""
+    if not number:
+        return ""
+    return CANCEL if is_cancelled else signal.Signals(number).name
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import count
+from muster.base.signals import shown_request
 from muster.cli import output
 from muster.cli.flags import ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
@@ -185,7 +186,7 @@ def _last_line(path: Path, ending: GangEnding, seconds: float) -> str:
     elif ending.exit_code == EXIT_REQUEUE:
         word = "stopped before its first save (the same command begins again)"
     elif ending.stopped_by:
-        word = f"ended by {ending.stopped_by}"
+        word = f"ended by {shown_request(ending.stopped_by)}"
     else:
         word = "failed"
     again = f", with {count(ending.restarts, 'restart')}" if ending.restarts else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -38,7 +39,34 @@ def state_lines(state: SearchState) -> list[str]:
     if heirs := sum(trial.parent is not None for trial in state.search.trials):
         lines.append(f"{count(heirs, 'trial')} began with the checkpoint of a better one")
     lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
-    return lines
+    return [*lines, *_none_whole(state)]
+
+
+def _none_whole(state: SearchState) -> Iterator[str]:
+    """A note where ASHA has had all its trials and could promote none to the last step.
+
+    A rung promotes one in ``eta``, so ``eta`` trials to the power of the number of rungs are needed
+    for one that is whole: never fewer than last step / first step. A smaller ``eta`` only makes
+    more rungs.
+    """
+    rule, trials = state.spec.stopping, state.search.trials
+    most, num = state.spec.budget.trials, state.num_asked
+    if rule.rule != "asha" or rule.max_step is None or most is None or num < most:
+        return
+    rungs = sum(step < rule.max_step for step in rule.rungs())
+    if rungs == 0 or any(trial.state in ("running", "done") for trial in trials):
+        return
+    fitting = max(k for k in range(rungs + 1) if rule.eta**k <= max(1, num))
+    first = math.ceil(rule.max_step / rule.eta**fitting)
+    later = "" if fitting == rungs else (
+        f", or a later first rung: --stop asha:min={min(first, rule.max_step):g},"
+        f"max={rule.max_step:g},eta={rule.eta}"
+    )  # fmt: skip
+    yield (
+        f"note: no trial came to the last step, {rule.max_step:g}: with {count(rungs, 'rung')} "
+        f"before it and one in {rule.eta} promoted from each, it takes {rule.eta**rungs:,} trials"
+        f"{later}"
+    )
 
 
 def _left(state: SearchState) -> str:

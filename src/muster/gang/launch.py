@@ -33,7 +33,7 @@ from muster.base.errors import (
     MusterError,
 )
 from muster.base.journal import EVENTS, Tail, last_lines
-from muster.base.signals import WARNING, Requests, listening, stop_code
+from muster.base.signals import WARNING, Requests, listening, stop_code, stopped_by
 from muster.gang.blame import (
     RankEnd,
     find_culprit,
@@ -73,7 +73,8 @@ class Watcher(Protocol):
 class GangEnding:
     """How a gang ended. ``report``: at most ten lines, none when all is well.
 
-    ``stopped_by``: the name of the signal that ended it, "" for none; ``stall``: what the watchdog
+    ``stopped_by``: the name of the signal that ended it, "cancel" for `muster cancel`, "" for
+    none; ``stall``: what the watchdog
     said; ``is_moving``: it has saved only to go on on other devices; ``word``: what a rank has left
     behind about how it ended; ``ends``: how each rank of this node ended, where one failed.
     """
@@ -125,6 +126,7 @@ class _Launch:
         self._restarts = 0
         self._stall = ""
         self._stopped_by = 0
+        self._is_cancelled = False
         self._kill_at_s: float | None = None
         self._done: dict[str, Any] = {}
         self._rest = b""
@@ -237,7 +239,7 @@ class _Launch:
 
     def _obey_signals(self) -> None:
         if not self._stopped_by and self._watcher.is_cancelled():
-            self._watcher.say("muster cancel asks the run to end")
+            self._is_cancelled = True
             self._requests.note(signal.SIGINT, None)
         for number in self._requests.take():
             process = self._handle.process
@@ -245,8 +247,9 @@ class _Launch:
                 self._is_moving, self._is_warned = False, True
                 processes.send_signal(process.pid, number)
             elif not self._stopped_by:
+                name = "muster cancel" if self._is_cancelled else signal.Signals(number).name
                 self._watcher.say(
-                    f"{signal.Signals(number).name}: the ranks are asked to end and killed after "
+                    f"{name}: the ranks are asked to end and killed after "
                     f"{self._spec.grace_s:.0f} s; again to kill them now"
                 )
                 self._stop(number)
@@ -348,7 +351,7 @@ class _Launch:
             exit_code=code,
             report=report_lines,
             restarts=self._restarts,
-            stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
+            stopped_by=stopped_by(self._stopped_by, is_cancelled=self._is_cancelled),
             stall=self._stall,
             is_moving=self._is_moving and code == EXIT_REQUEUE,
             word=word,

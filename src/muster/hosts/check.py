@@ -7,7 +7,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -43,15 +43,19 @@ class Finding:
 
 
 def connect_all(
-    ways: Sequence[tuple[Host, Way]], facts: Mapping[str, Mapping[str, Any]] = _NOTHING
+    ways: Sequence[tuple[Host, Way]],
+    facts: Mapping[str, Mapping[str, Any]] = _NOTHING,
+    on_failure: Callable[[SetupError], None] = lambda error: None,
 ) -> list[Connection | SetupError]:
-    """A connection to each, or why there is none; all at once. ``facts``: what is known by name."""
+    """A connection to each, or why there is none; all at once. ``facts``: what is known by name;
+    ``on_failure``: is told each failure when it happens, in a thread of its own."""
 
     def connect(pair: tuple[Host, Way]) -> Connection | SetupError:
         try:
             return Connection(*pair, facts.get(pair[0].name))
         except SetupError as error:
             error.host = pair[0].name
+            on_failure(error)
             return error
 
     with ThreadPoolExecutor(max(1, len(ways))) as pool:
@@ -66,13 +70,20 @@ def connect_all(
 def open_all(
     ways: Sequence[tuple[Host, Way]], facts: Mapping[str, Mapping[str, Any]] = _NOTHING
 ) -> list[Connection]:
-    """A connection to each. Raises SetupError with the first failure; then none is left open."""
-    found = connect_all(ways, facts)
+    """A connection to each. Raises SetupError with the first failure, as soon as it happens; then
+    none is left open."""
+    failures: list[SetupError] = []
+
+    def fail(error: SetupError) -> None:
+        failures.append(error)
+        for _, way in ways:  # what the others would come to does not matter any more
+            way.circle.end()
+
+    found = connect_all(ways, facts, fail)
     connections = [one for one in found if isinstance(one, Connection)]
-    for one in found:
-        if isinstance(one, SetupError):
-            close_all(connections)
-            raise one
+    if failures:
+        close_all(connections)
+        raise failures[0]
     return connections
 
 

@@ -218,7 +218,7 @@ class Session:
     """A start of a run that is under way. ``is_cancelled()``: whether somebody cancels the run."""
 
     def __init__(
-        self, folder: RunFolder, node: int | None, mailbox: Mailbox | None, fresh_id: str
+        self, folder: RunFolder, node: int | None, mailbox: Mailbox | None, fresh_id: str = ""
     ) -> None:
         self._folder = folder
         self._fresh_id = fresh_id

@@ -27,6 +27,7 @@ from muster.api.sweeps.search_view import (
     view,
 )
 from muster.base.errors import MissingPackageError
+from muster.cli.search_wording import state_lines
 from muster.farm import canonical
 from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Ended, Ending, Heard, Point, Proposal, Record
@@ -71,6 +72,15 @@ def asha(trials: int = 27) -> SearchState:
         stopping=Stopping.from_text("asha:min=1,max=9"),
     )
     return state_after(spec, simulate(spec, curve, workers=3).records)
+
+
+def test_a_search_of_which_nothing_was_whole_says_what_it_takes() -> None:
+    note = (
+        "note: no trial came to the last step, 9: with 2 rungs before it and one in 3 promoted "
+        "from each, it takes 9 trials, or a later first rung: --stop asha:min=3,max=9,eta=3"
+    )
+    assert state_lines(asha(6))[-1] == note
+    assert not any("note: " in line for line in state_lines(asha(27)))
 
 
 def test_the_view_is_json_with_the_parts_of_the_dashboard() -> None:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.conftest import MusterCli
@@ -24,7 +25,8 @@ from tests.tracked import gang_folder
 from muster.api.look.listing import find_run
 from muster.api.look.why import alerts, why
 from muster.api.report.make import write_report
-from muster.base.errors import TargetError
+from muster.api.trackers.guard import track
+from muster.base.errors import SetupError, TargetError
 from muster.devices.tickets import Note
 from muster.farm.task import TaskState
 from muster.run import session
@@ -122,7 +124,7 @@ def paused(kind: str, place: Path) -> RunFolder:
 
 def cancelled(kind: str, place: Path) -> RunFolder:
     if kind in GANGS:
-        return ended(folder_of(kind, "done", place), exit_code=130, stopped_by="SIGINT")
+        return ended(folder_of(kind, "done", place), exit_code=130, stopped_by="cancel")
     if kind == "map":
         return folder_of(kind, "stopped", place)
     return folder_of(kind, "cancelled", place)
@@ -162,8 +164,8 @@ RANKS: dict[Make, tuple[str, str, str]] = {
     failed: ("failed", "ValueError: ", "muster logs {run}"),
     stalled: ("failed", "rank 1 has said nothing for 60 s", "{run}/logs/rank-*.stack"),
     killed: ("stopped", "Its process was killed", "muster resume {run}"),
-    paused: ("saved", "SIGUSR1 ended it", "muster resume {run}"),
-    cancelled: ("stopped", "SIGINT ended it", "muster resume {run}"),
+    paused: ("saved", "the end of its job (SIGUSR1).", "muster resume {run}"),
+    cancelled: ("stopped", "It was ended by `muster cancel`.", "muster resume {run}"),
     never_started: ("not begun", "It has not begun", "muster resume {run}"),
     unreadable: ("unreadable", "run.json", "copy"),
 }
@@ -171,10 +173,10 @@ RANKS: dict[Make, tuple[str, str, str]] = {
 OTHERWISE: dict[tuple[str, Make], tuple[str, str, str]] = {
     ("map", failed): ("done", "KeyError: 'text' in the stage upper", "errors.jsonl"),
     ("map", cancelled): ("stopped", "asked to end", "muster resume {run}"),
-    ("agent", paused): ("saved", "SIGUSR1 ended it", "muster resume {run}"),
-    ("run", paused): ("stopped", "SIGUSR1 ended it", "muster run"),
+    ("agent", paused): ("saved", "the end of its job (SIGUSR1).", "muster resume {run}"),
+    ("run", paused): ("stopped", "the end of its job (SIGUSR1).", "muster run"),
     ("run", killed): ("stopped", "Its process was killed", "muster run"),
-    ("run", cancelled): ("stopped", "SIGINT ended it", "muster run"),
+    ("run", cancelled): ("stopped", "It was ended by `muster cancel`.", "muster run"),
     ("run", never_started): ("not begun", "It has not begun", "muster run"),
 }
 
@@ -245,6 +247,73 @@ def test_tasks_that_came_right_later_are_not_named_as_failed(
     found = why(find_run(str(folder.path)))
     assert found.causes[0].named == before.named
     assert f"muster logs {folder.path} {number}" in found.tries
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "said"),
+    [("train", [{"event": "end", "exit_code": 130, "stopped_by": "SIGINT"}],
+      "It was ended by Ctrl-C (SIGINT)."),
+     ("sweep", [{"event": "asked", "by": "SIGHUP"}, {"event": "wish", "what": "drain"}],
+      "It was ended by the hang-up of its terminal (SIGHUP)."),
+     ("sweep", [{"event": "asked", "by": "SIGTERM"}, {"event": "wish", "what": "drain"},
+                {"event": "wish", "what": "cancel"}],
+      "It was ended by SIGTERM and `muster cancel`."),
+     ("sweep", [{"event": "asked", "by": "SIGTERM"}, {"event": "wish", "what": "drain"},
+                {"event": "limit", "text": "It has had its hour."}], "It has had its hour.")],
+)  # fmt: skip
+def test_a_run_that_was_asked_to_end_says_by_what(
+    kind: str, lines: list[dict[str, object]], said: str, tmp_path: Path
+) -> None:
+    folder = folder_of(kind, "stopped" if kind == "sweep" else "done", tmp_path)
+    start, *_ = lines_of(folder)
+    end: list[dict[str, object]] = [{"event": "end", "exit_code": 130}]
+    write(folder, start, *lines, *(end if kind == "sweep" else ()))
+    folder.training_results.unlink(missing_ok=True)
+    assert why(find_run(str(folder.path))).reasons == (said,)
+
+
+def test_a_full_disk_is_named_where_nothing_could_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed("sweep", tmp_path)
+    run = find_run(str(folder.path))
+    assert not any("disk" in text for text in why(run).reasons)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: shutil._ntuple_diskusage(9, 9, 0))
+    text = why(run).reasons[-1]
+    assert f"The disk of {folder.path} is full now (0 MiB are free), which is the likely" in text
+
+
+def test_a_very_long_line_of_a_log_is_shown_by_its_ends(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder = folder_of("sweep", "stopped", tmp_path)
+    (folder.logs / "worker-0.log").write_text("begin" + "x" * 5000 + "end\n")
+    (line,) = (
+        one.strip()
+        for one in muster_main("why", str(folder.path)).stdout.splitlines()
+        if one.endswith("xend")
+    )
+    assert line.startswith("beginx") and "x…x" in line and len(line) == 500
+
+
+def test_a_run_that_may_only_be_read_is_sent_to_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try failed alike with an errno, and it was said that it would be tried again."""
+    with TemporaryDirectory() as place:
+        folder = gang_folder(Path(place) / "run")
+        for path in (Path(place), *Path(place).rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        is_root = os.geteuid() == 0
+        try:
+            if is_root:
+                os.seteuid(65534)
+            with pytest.raises(SetupError, match="you may not write to") as caught:
+                track(folder, ["tensorboard"], pytest.fail)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            for path in (Path(place), *Path(place).rglob("*")):
+                path.chmod(0o755)
+    assert "have the run's owner send it" in str(caught.value)
 
 
 def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
@@ -431,9 +500,14 @@ def test_a_run_whose_process_is_stopped_says_so(tmp_path: Path, muster_main: Mus
             other.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, other.pid, os.WSTOPPED)
             said = muster_main("status", str(folder.path)).stdout
+            listed = muster_main("devices", str(folder.path)).stdout
+            asked = muster_main("devices", str(folder.path), "--release", "1")
     finally:
         other.kill()
         other.wait()
+    assert asked.returncode == 3 and "is stopped (Ctrl-Z): it keeps its devices" in asked.stderr
+    assert f"Hint: let it go on, and ask again: kill -CONT {other.pid}" in asked.stderr
+    assert f"to let it go on: kill -CONT {other.pid}" in listed
     assert f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {other.pid}" in said
 
 

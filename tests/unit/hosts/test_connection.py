@@ -17,7 +17,8 @@ from tests.ray_cluster import wait_for
 from muster.base.errors import SetupError
 from muster.hosts import connection as connections
 from muster.hosts import far_end
-from muster.hosts.connection import SSH, Connection
+from muster.hosts.check import open_all
+from muster.hosts.connection import SSH, Connection, Way
 from muster.hosts.names import Host
 
 FACTS = {"python": "python3"}
@@ -136,3 +137,19 @@ def test_a_lease_of_a_host_is_touched_as_long_as_it_is_held(
         lock.unlink()
         wait_for(lock.exists, 10)  # it is made anew, and ours
         far.stdin.close()
+
+
+def test_the_first_host_that_fails_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, which does not answer, was waited for: half a minute."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/bash\ncase " $* " in *" bad "*) echo no route >&2; exit 255;; esac\nexec sleep 20\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("MUSTER_SSH", str(ssh))
+    begun = time.monotonic()
+    with pytest.raises(SetupError, match="no route"):
+        open_all([(Host("slow"), way := Way()), (Host("bad"), way)])
+    assert time.monotonic() - begun < 10

@@ -34,7 +34,7 @@ from muster.api.start.services import Services, run_services, told_in_queue
 from muster.base.code import code_id
 from muster.base.settings import Settings, read_settings
 from muster.base.shown_text import count
-from muster.base.signals import listening
+from muster.base.signals import CANCEL, listening
 from muster.devices.discovery import discover
 from muster.devices.inventory import DeviceRequest, Inventory
 from muster.devices.leases import Lease
@@ -175,7 +175,11 @@ def run_gang(
         many = len(slots) * options.num_nodes
         with services.limited(lambda: many) if has_limits else nullcontext():
             ending = launch_gang(supervisor, _spec(plan, work.program), watcher)
-        if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
+        if (
+            ending.stopped_by in ("SIGINT", CANCEL)
+            and settings.slurm_job_id
+            and folder.slurm.is_dir()
+        ):
             # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
         note_ending(ending, session, folder, audience)

@@ -26,7 +26,7 @@ from muster.base.errors import (
     SetupError,
 )
 from muster.base.shown_text import clean_text
-from muster.base.signals import WARNING, Requests, stop_code
+from muster.base.signals import WARNING, Requests, stop_code, stopped_by
 from muster.gang.blame import find_culprit, report
 from muster.hosts.check import clock_skew_s
 from muster.hosts.connection import Connection
@@ -188,6 +188,7 @@ class Watch:
     _back: Sequence[str] = ()
     _said: set[str] = field(default_factory=set)
     _stopped_by: int = 0
+    _is_cancelled: bool = False
     _is_urgent: bool = False
     _settled_s: float = 0.0
     _stop_at_s: float | None = None
@@ -262,7 +263,7 @@ class Watch:
 
     def _obey(self) -> None:
         if not self._stopped_by and self.session.is_cancelled():
-            self._warn(self.parts[0], "muster cancel asks the run to end")
+            self._is_cancelled = True
             self.requests.note(signal.SIGINT, None)
         now_s = time.monotonic()
         is_settled = now_s > self._settled_s
@@ -276,7 +277,9 @@ class Watch:
             if number == getattr(signal, WARNING, None):
                 continue
             if not self._stopped_by:
-                self._warn(self.parts[0], self._of_stop(number))
+                if self._is_cancelled:
+                    self._said.add(self._of_stop(number))  # as the launchers there will say it
+                self._warn(self.parts[0], self._of_stop(number, is_cancelled=self._is_cancelled))
                 self._stopped_by = number
                 self._kill_at_s = now_s + self.grace_s + _NODE_S
             else:
@@ -312,10 +315,11 @@ class Watch:
                 key=f"awaits {part.name}",
             )
 
-    def _of_stop(self, number: int) -> str:
+    def _of_stop(self, number: int, *, is_cancelled: bool = False) -> str:
         """What the launchers say as well."""
+        name = "muster cancel" if is_cancelled else signal.Signals(number).name
         return (
-            f"{signal.Signals(number).name}: the ranks are asked to end and killed after "
+            f"{name}: the ranks are asked to end and killed after "
             f"{self.grace_s:.0f} s; again to kill them now"
         )
 
@@ -351,7 +355,7 @@ class Watch:
         found = GangEnding(
             exit_code=EXIT_OK,
             restarts=max((one.restarts for one in endings), default=0),
-            stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
+            stopped_by=stopped_by(self._stopped_by, is_cancelled=self._is_cancelled),
             word=[*own, *words, {}][0],
         )
         how: dict[str, Any] = {"report": self._report(endings)}

@@ -5,6 +5,7 @@ and what to try. ``muster why`` shows it, and the pages of runs take their cause
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,14 +20,15 @@ from muster.api.runs import Run, Status
 from muster.api.start.code_watch import changes_of_code
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
-from muster.base.shown_text import count, shell_word
+from muster.base.shown_text import count, shell_word, shown_mib
+from muster.base.signals import CANCEL, shown_request
 from muster.farm.canonical import task_label
 from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import has_saved, last_start, last_word
+from muster.run.state import Start, has_saved, last_start, last_word
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _NUM_LINES, _MOST_NOTES = 12, 3
 _HINT = "\nHint: "
+_LEAST_FREE = 4 << 20  # bytes: less than a ledger, its log and a table need to go on
 _LEVELS = {"done": "good", "running": "working", "queued": "working",
            "starting again": "working", "failed": "bad", "refused": "bad"}  # fmt: skip
 #: What happens in a run without anything being wrong.
@@ -210,15 +213,39 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         yield f"A run of this name waits for GPUs, in process {waits} (muster queue)."
     if start.lines and not start.end:
         yield "Its process was killed (kill -9, out of memory), or its machine went down."
+        yield from _full_disk(run.folder)
     for event in start.lines:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
-    if name := start.end.get("stopped_by"):
-        yield f"{name} ended it."
-    elif any(event.get("event") == "wish" for event in start.lines):
-        yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
+    yield from _asked_to_end(start)
     if status.state == "refused" and (message := last_word(run.folder).get("message")):
         yield str(message)
+
+
+def _full_disk(folder: RunFolder) -> Iterator[str]:
+    """Where nothing tells of an end, because there may have been no room to write it down."""
+    free = shutil.disk_usage(folder.path).free
+    if free < _LEAST_FREE:
+        yield (
+            f"The disk of {folder.path} is full now ({shown_mib(free / 2**20)} are free), which is "
+            "the likely cause: how it ended may not have been written for that. Free space there "
+            "before it goes on."
+        )
+
+
+def _asked_to_end(start: Start) -> Iterator[str]:
+    """Who asked the start to end, where that is written down; versions before did not for tasks."""
+    names = [str(start.end.get("stopped_by") or "")]
+    names += [str(line.get("by")) for line in start.lines if line.get("event") == "asked"]
+    wishes = [line.get("what") for line in start.lines if line.get("event") == "wish"]
+    names += [CANCEL] * (CANCEL in wishes)
+    if any(line.get("event") == "limit" for line in start.lines):
+        names = [name for name in names if name != "SIGTERM"]  # its own, and it was told above
+        wishes = []
+    if names := [name for name in dict.fromkeys(names) if name]:
+        yield f"It was ended by {' and '.join(map(shown_request, names))}."
+    elif wishes:
+        yield "It was asked to end, by Ctrl-C, a signal or `muster cancel`."
 
 
 def _has_paused(lines: list[dict[str, Any]]) -> bool:

@@ -27,7 +27,7 @@ from muster.farm.steering import add_in
 from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
-from muster.run.session import is_held, open_run
+from muster.run.session import is_held, open_run, stopped_process
 from muster.run.state import is_between_starts, last_start
 
 #: All that is added goes in by one transaction, during which a run at work does nothing else.
@@ -211,6 +211,12 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
     def is_at_work() -> bool:
         return is_held(folder) or (stored.is_gang and is_between_starts(folder))
 
+    if is_held(folder) and (pid := stopped_process(folder)):
+        raise SetupError(
+            f"The process that works on {run.path} is stopped (Ctrl-Z): it keeps its devices and "
+            "hears no request, so nothing is changed.",
+            hint=f"let it go on, and ask again: kill -CONT {pid}",
+        )
     if is_at_work():
         answer = ask(folder, asked, is_at_work)
         answers += [] if answer is None else [answer]

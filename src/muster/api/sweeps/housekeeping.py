@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -241,7 +242,9 @@ class Housekeeping:
         if not signals.heard:
             return []
         requests = []
-        for _ in signals.take():
+        for number in signals.take():
+            with suppress(OSError):
+                self._services.session.note("asked", by=signal.Signals(number).name)
             requests.append(Request.STOP if self._is_draining else Request.DRAIN)
             self._is_draining = True
         return requests

@@ -23,7 +23,7 @@ from typing import IO
 
 from muster.api.trackers.feed import DONE, Position, PositionTaken, feed, read_position
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.processes import RUN_MARKER, end_marked
 from muster.base.settings import child_environment, secrets, variable
 from muster.base.shown_text import count, one_line, shell_word, without_secrets
@@ -63,9 +63,29 @@ def track(folder: RunFolder, names: Sequence[str], warn: Callable[[str], None]) 
             f"{folder.path} is running, and only its own process can say how it ends.",
             hint="give --log-to to the command that runs it, or come back when it has ended.",
         )
+    for name in names:
+        _check_writable(folder, name)
     with tracking(folder, names, warn, limit_s=math.inf, most_tries=3) as threads:
         pass
     return [thread.tracker for thread in threads if not thread.is_done]
+
+
+def _check_writable(folder: RunFolder, tracker: str) -> None:
+    """Raise SetupError where nobody can note how far the tracker is: it does not get better."""
+    as_who = os.access in os.supports_effective_ids
+    for path in (folder.tracker_log(tracker), folder.tracker_position(tracker)):
+        place = path
+        while not place.exists():
+            place = place.parent
+        # A file that is there is appended to or replaced, which needs the right on its folder.
+        for needed in {place, path.parent if path.parent.exists() else place}:
+            if not os.access(needed, os.W_OK, effective_ids=as_who):
+                raise SetupError(
+                    f"Cannot send {folder.path} to {tracker}: you may not write to {needed}, where "
+                    "is noted what has been sent.",
+                    hint=f"have the run's owner send it, or send a copy: cp -r "
+                    f"{shell_word(folder.path)} MY_COPY",
+                )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from muster.devices.placement import busy_reason
 from muster.devices.queue_rules import read_rules
 from muster.devices.tickets import own_uid, user_name, who_floods
 from muster.devices.waiting import Line, look, reason
+from muster.run.session import stopped_process
 from muster.run.state import last_start
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ def _show_run(run: Run, *, as_json: bool) -> int:
         output.table(["device", "state", "task", "stays"], rows)
     else:
         output.say(f"{run.folder.name}: {status.state}; it holds no device")
+    if status.is_running and (pid := stopped_process(run.folder)):
+        output.say(f"  its process is stopped (Ctrl-Z); to let it go on: kill -CONT {pid}")
     if labels is not None:
         output.say(f"  asked for since it was begun: {', '.join(labels)}")
     return 0

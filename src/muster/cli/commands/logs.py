@@ -20,7 +20,7 @@ from muster.api.look.why import Cause, Why, why
 from muster.api.runs import Run
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SETUP, SetupError, UsageError
 from muster.base.flags import Flag
-from muster.base.shown_text import count, shell_word
+from muster.base.shown_text import count, shell_word, shortened
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import RunPlace, parse
@@ -365,7 +365,8 @@ def _lines(found: Why) -> list[str]:
     if trace:
         lines += ["  where it failed:", *(f"    {line}" for line in trace)]
     if found.lines:
-        lines += [f"  the last lines of {found.log}:", *(f"    {line}" for line in found.lines)]
+        shown = (f"    {shortened(line)}" for line in found.lines)
+        lines += [f"  the last lines of {found.log}:", *shown]
     if found.tries:
         lines += ["  what to try:", *(f"    {line}" for line in found.tries)]
     return lines
