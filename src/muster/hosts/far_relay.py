@@ -36,8 +36,9 @@ _WORD, _HEARD = b"muster", b"!"
 #: For one of those who connect, where another may be kept waiting by it.
 _ONE_LIMIT_S = 5.0
 _PAUSE_S = 0.05
-#: A socket that is younger may be one that an ssh has made and does not listen at yet.
-_MADE_S = 60.0
+#: A socket that is younger may be one that an ssh has made and does not listen at yet: it is looked
+#: at once more, so much later.
+_MADE_S, _LISTENS_S = 60.0, 1.0
 #: Files beside the ports that are held: what they lead on, and the interpreter's own.
 _FILES_BESIDE = 64
 
@@ -192,15 +193,30 @@ def _remove_dead() -> None:
     live = b""
     with suppress(OSError):
         live = Path("/proc/net/unix").read_bytes()
-    for path in HOME.glob(f"{NAME}*"):
-        with suppress(OSError):
-            about = path.lstat()
-            is_ours = stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid()
-            is_new = time.time() - about.st_mtime < _MADE_S
-            if is_ours and not is_new and os.fsencode(path) not in live:
-                with socket.socket(socket.AF_UNIX) as line, suppress(TimeoutError):
-                    line.settimeout(1.0)
-                    try:
-                        line.connect(str(path))
-                    except ConnectionRefusedError:
-                        path.unlink()
+    dead = [path for path in HOME.glob(f"{NAME}*") if os.fsencode(path) not in live]
+    dead = [path for path in dead if _is_dead(path)]
+    if any(time.time() - _made_s(path) < _MADE_S for path in dead):
+        time.sleep(_LISTENS_S)
+        dead = [path for path in dead if _is_dead(path)]
+    for path in dead:
+        path.unlink(missing_ok=True)
+
+
+def _made_s(path: Path) -> float:
+    with suppress(OSError):
+        return path.lstat().st_mtime
+    return 0.0
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether it is a socket of this user's at which nobody listens."""
+    with suppress(OSError):
+        about = path.lstat()
+        if stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid():
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(1.0)
+                try:
+                    line.connect(str(path))
+                except ConnectionRefusedError:
+                    return True
+    return False

@@ -188,10 +188,6 @@ def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folde
         dead.bind(str(left))
     with Connection(Host(LOCAL)) as connection:
         connection.ask("use", far_relay.__name__)
-        assert left.exists()  # whoever has made it may listen there in a moment
-    os.utime(left, (1, 1))
-    with Connection(Host(LOCAL)) as connection:
-        connection.ask("use", far_relay.__name__)
         assert not left.exists()
         server = answers(own, b"")
         connection.ask("lead", HOME, {free_port(): str(own)})
@@ -200,6 +196,24 @@ def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folde
         assert own.exists()
     assert not own.exists()
     server.close()
+
+
+def test_a_socket_at_which_somebody_listens_a_moment_later_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ssh makes its sockets and listens then; where it cannot be seen, in a network namespace."""
+    dead, new = (Path(f"/tmp/muster-port-{os.getpid():x}-{name}") for name in ("dead", "new"))
+    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+        one.bind(str(dead))
+        two.bind(str(new))
+        monkeypatch.setattr(far_relay, "Path", lambda _: new.parent / "none")  # of /proc
+        monkeypatch.setattr(far_relay, "_LISTENS_S", 0.3)
+        timer = threading.Timer(0.1, two.listen)
+        timer.start()
+        far_relay._remove_dead()
+        timer.join()
+        assert new.exists() and not dead.exists()
+    new.unlink()
 
 
 def free_row(here: Connection, num: int) -> list[int]:
