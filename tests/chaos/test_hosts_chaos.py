@@ -181,14 +181,21 @@ def far(
 LOSSES = ("worker", "sshd", "link", "coordinator", "reboot")
 
 
+#: What the way to the host has a part in comes with both; all with each is for test-slow.
+FEWER = {"direct": ("worker", "link", "coordinator"), "through ssh": ("sshd", "link", "reboot")}
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("way", ["direct", "through ssh"])
+@pytest.mark.parametrize("way", FEWER)
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "functions" else [pytest.mark.slow]) for kind in KINDS],
+    ("kind", "is_whole"),
+    [
+        pytest.param("functions", False, id="fewer"),
+        *(pytest.param(kind, True, id=kind, marks=pytest.mark.slow) for kind in KINDS),
+    ],
 )
 def test_a_sweep_through_every_loss(
-    far: tuple[SshHosts, str], tmp_path: Path, kind: str, way: str
+    far: tuple[SshHosts, str], tmp_path: Path, kind: str, is_whole: bool, way: str
 ) -> None:
     """After each the host works again; at the end the results are those of no loss at all."""
     words = (*KINDS[kind], "--hosts", "localhost:cpu,q:cpu", "--run-dir", "run")
@@ -199,7 +206,7 @@ def test_a_sweep_through_every_loss(
     try:
         one.start()
         one.until(one.begun)
-        for loss in LOSSES:
+        for loss in LOSSES if is_whole else FEWER[way]:
             before = one.begun()
             getattr(one, loss)()
             one.until(lambda before=before: one.begun() - before)
