@@ -129,7 +129,7 @@ class SshHosts:
                 env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log,
             )  # fmt: skip
-        wait_for(lambda: (place / "pid").exists() and (place / "pid").read_text().strip(), 30)
+        wait_for(lambda: (place / "pid").exists() and (place / "pid").read_text().strip(), 120)
         self.pids[name] = int((place / "pid").read_text())
 
     def cut(self, name: str) -> None:

@@ -181,14 +181,21 @@ def far(
 LOSSES = ("worker", "sshd", "link", "coordinator", "reboot")
 
 
+#: What the way to the host has a part in comes with both; all with each is for test-slow.
+FEWER = {"direct": ("worker", "link", "coordinator"), "through ssh": ("sshd", "link", "reboot")}
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("way", ["direct", "through ssh"])
+@pytest.mark.parametrize("way", FEWER)
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "functions" else [pytest.mark.slow]) for kind in KINDS],
+    ("kind", "is_whole"),
+    [
+        pytest.param("functions", False, id="fewer"),
+        *(pytest.param(kind, True, id=kind, marks=pytest.mark.slow) for kind in KINDS),
+    ],
 )
 def test_a_sweep_through_every_loss(
-    far: tuple[SshHosts, str], tmp_path: Path, kind: str, way: str
+    far: tuple[SshHosts, str], tmp_path: Path, kind: str, is_whole: bool, way: str
 ) -> None:
     """After each the host works again; at the end the results are those of no loss at all."""
     words = (*KINDS[kind], "--hosts", "localhost:cpu,q:cpu", "--run-dir", "run")
@@ -199,7 +206,7 @@ def test_a_sweep_through_every_loss(
     try:
         one.start()
         one.until(one.begun)
-        for loss in LOSSES:
+        for loss in LOSSES if is_whole else FEWER[way]:
             before = one.begun()
             getattr(one, loss)()
             one.until(lambda before=before: one.begun() - before)
@@ -220,19 +227,19 @@ def test_a_sweep_through_every_loss(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "losses",
+    ("losses", "num_steps"),
     [
-        pytest.param(("worker", "sshd"), id="two"),
-        pytest.param(LOSSES, id="all", marks=pytest.mark.slow),
+        pytest.param(("worker", "sshd"), 1000, id="two"),
+        pytest.param(LOSSES, 1500, id="all", marks=pytest.mark.slow),
     ],
 )
 def test_a_training_through_losses(
-    far: tuple[SshHosts, str], tmp_path: Path, losses: tuple[str, ...]
+    far: tuple[SshHosts, str], tmp_path: Path, losses: tuple[str, ...], num_steps: int
 ) -> None:
     """After each the host is one of two again, and no step is left out or counted twice."""
     words = (
         *("train", "task.py:Slow", "--global-batch", "12", "--batch-size", "4", "--epochs", "999"),
-        *("--max-steps", "1500", "--checkpoint-interval", "5steps", "--no-tensorboard"),
+        *("--max-steps", str(num_steps), "--checkpoint-interval", "5steps", "--no-tensorboard"),
         *("--monitor-interval", "0", "--run-dir", "run", "--min-nodes", "1"),
         *("--max-restarts", "9", "--hosts", "localhost:cpu:1,q:cpu:1"),
     )
@@ -270,7 +277,10 @@ def test_a_training_through_losses(
                 told = one.said.count("back again")
                 one.until(lambda told=told: one.said.count("back again") > told)
             goes_on()
-            print(f"train: goes on after the loss of: {loss}", flush=True)
+            print(
+                f"train: at step {newest(tmp_path)} it goes on after the loss of: {loss}",
+                flush=True,
+            )
         write_task(tmp_path, seconds=0)
         one.coordinator()  # hosts are sent the new pace with a start
         assert one.driver is not None and one.driver.wait(600) == 0, one.said
@@ -280,7 +290,7 @@ def test_a_training_through_losses(
     assert not [line for line in one.said.splitlines() if line.startswith("Traceback")], one.said
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [told["step"] for told in map(json.loads, lines) if told["kind"] == "train"]
-    assert steps == list(range(1, 1501))
+    assert steps == list(range(1, num_steps + 1))
     one.nothing_is_left()
 
 

@@ -289,7 +289,7 @@ def test_nothing_survives_a_killed_coordinator_for_two_seconds(place: Place, kin
     assert len(set(pids)) >= 6
     process.kill()
     process.wait()
-    until(lambda: all(map(is_gone, pids)), limit_s=60.0)
+    until(lambda: all(map(is_gone, pids)), limit_s=120.0)
     assert place.counts() == {"waiting": 2}
 
 

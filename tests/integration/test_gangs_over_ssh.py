@@ -141,7 +141,7 @@ def test_a_killed_driver_a_lost_host_and_a_stop(hosts: SshHosts, tmp_path: Path)
         assert len(begun) > 8
         driver.kill()
         driver.wait()
-    wait_for(lambda: not [one for one in begun if lives(one)], 60)
+    wait_for(lambda: not [one for one in begun if lives(one)], 120)
     assert not list((hosts.folder / "a" / "cache" / "muster" / "gangs").iterdir())
 
     with driven(tmp_path, "resume", "run", "--min-nodes", "1") as driver:
@@ -161,7 +161,7 @@ def test_a_killed_driver_a_lost_host_and_a_stop(hosts: SshHosts, tmp_path: Path)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert [one["step"] for one in steps if one["kind"] == "train"] == list(range(1, 301))
-    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
+    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 120)
 
 
 @pytest.mark.thorough
@@ -190,7 +190,7 @@ def test_a_lost_host_is_taken_back_when_it_returns(hosts: SshHosts, tmp_path: Pa
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     done = [one["step"] for one in map(json.loads, lines) if one["kind"] == "train"]
     assert done == list(range(1, len(done) + 1)) and len(done) >= step + 10
-    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
+    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 120)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_lost_host_pauses_with_the_command_that_goes_on(hosts: SshHosts, tmp_p
     hosts.start("a")
     assert "a was lost" in said(tmp_path)
     assert "go on with: muster resume run --hosts b:cpu:1" in said(tmp_path)
-    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
+    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 120)
 
 
 # ----------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_what_was_started_ends_with_the_connection(
         assert connection.ask("wait", "beg", 20) == {"said": "un"}
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "secret").stat().st_mode & 0o777 == 0o600
-        wait_for(lambda: pids.exists() and pids.read_text().strip(), 20)
+        wait_for(lambda: pids.exists() and pids.read_text().strip(), 120)
         sleeper = psutil.Process(int(pids.read_text()))
         if how == "the driver's ssh is killed":
             connection._process.kill()
@@ -142,7 +142,7 @@ def test_what_was_started_ends_with_the_connection(
         if how == "closed":
             connection.close()
             assert not folder.exists()
-        wait_for(lambda: not sleeper.is_running() and not folder.exists(), 30)
+        wait_for(lambda: not sleeper.is_running() and not folder.exists(), 120)
         connection.close()
         if how == "the server is lost":
             hosts.start("b")
@@ -182,7 +182,7 @@ def test_a_ray_that_puts_its_files_where_others_read_them_is_refused(tmp_path: P
 def test_a_program_that_does_not_start_is_told(hosts: SshHosts) -> None:
     with Connection(Host("a")) as connection:
         connection.ask("start", ["sh", "-c", "echo no room; exit 3"], {}, {})
-        assert connection.ask("wait", "up", 20) == {"error": "no room", "code": 3}
+        assert connection.ask("wait", "up", 120) == {"log": "no room\n", "code": 3}
     with Connection(Host("a")) as connection:
         with pytest.raises(SetupError, match="FileNotFoundError"):
             connection.ask("start", ["/no/such/program"], {}, {})
@@ -210,7 +210,7 @@ def test_what_a_killed_far_end_leaves_goes_with_the_next_start(hosts: SshHosts) 
     with Connection(Host("a")) as first, Connection(Host("b")) as second:
         (doomed, pid), (other, _) = begin(first), begin(second)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not first.is_open, 30)
+        wait_for(lambda: not first.is_open, 120)
         assert doomed.exists()
         with Connection(Host("a")) as third:
             third.ask("start", ["sleep", "999"], {}, {})
@@ -226,7 +226,7 @@ def test_gpus_are_free_as_soon_as_a_start_is_refused(hosts: SshHosts, argv: list
         assert held_by("GPU-c-0", there)
         with contextlib.suppress(SetupError):
             connection.ask("start", argv, {}, {})
-            assert "error" in connection.ask("wait", "it is up", 0.2)
+            assert "log" in connection.ask("wait", "it is up", 0.2)
         assert held_by("GPU-c-0", there) is None
 
 
@@ -318,8 +318,8 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
-        wait_for(lambda: not [one for one in begun if _lives(one)], 60)
-        wait_for(lambda: not [home for home in homes if home.exists()], 30)
+        wait_for(lambda: not [one for one in begun if _lives(one)], 120)
+        wait_for(lambda: not [home for home in homes if home.exists()], 120)
 
         for path in tmp_path.joinpath("place").iterdir():
             path.unlink()
@@ -329,7 +329,7 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
             wait_for(lambda: _begun(tmp_path, hosts.addresses["b"]) or driver.poll(), 300)
             seen = set(_begun(tmp_path, hosts.addresses["b"]))
             hosts.cut("b")
-            wait_for(lambda: "b is lost" in log.read_text(), 60)
+            wait_for(lambda: "b is lost" in log.read_text(), 120)
             hosts.start("b")
             wait_for(lambda: "b is back" in log.read_text() or driver.poll() is not None, 120)
             wait_for(lambda: set(_begun(tmp_path, hosts.addresses["b"])) - seen, 120)
@@ -340,11 +340,11 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
     rows = muster.Run(tmp_path / "run").results().to_pylist()
     assert sorted((row["x"], row["y"]) for row in rows) == [(x, x * x) for x in range(1, 9)]
     assert {row["host"] for row in rows} == {hosts.addresses[name] for name in ("a", "b")}
-    wait_for(lambda: not [p for n in ("a", "b") for p in hosts.processes(n)], 30)
+    wait_for(lambda: not [p for n in ("a", "b") for p in hosts.processes(n)], 120)
 
     with log.open("wb") as file, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_SSH", "/bin/false")
-        assert _driver(tmp_path, "a:cpu,b:cpu", file).wait(60) == 0, log.read_text()
+        assert _driver(tmp_path, "a:cpu,b:cpu", file).wait(120) == 0, log.read_text()
     assert "8 done" in log.read_text()
 
 
@@ -397,14 +397,14 @@ def test_a_host_on_which_ray_fails_is_named_while_others_work(
     try:
         wait_for(lambda: _begun(tmp_path, hosts.addresses["a"]) or driver.poll() is not None, 100)
         go.touch()
-        assert driver.wait(50) == 3, (tmp_path / "log").read_text()
+        assert driver.wait(120) == 3, (tmp_path / "log").read_text()
     finally:
         driver.kill()
         driver.wait()
         hosts.remove("broken")
     said = (tmp_path / "log").read_text()
     assert "there is no Ray here" in said and "muster hosts check broken" in said
-    wait_for(lambda: not hosts.processes("a"), 30)
+    wait_for(lambda: not hosts.processes("a"), 120)
 
 
 @pytest.mark.thorough
@@ -425,10 +425,10 @@ def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
             wait_for(has_begun, 120)
             begun = _below(driver, hosts, "a")
             driver.send_signal(signal.SIGINT)
-            assert driver.wait(60) == 130, (tmp_path / "log").read_text()
+            assert driver.wait(120) == 130, (tmp_path / "log").read_text()
         finally:
             driver.kill()
-    wait_for(lambda: not [one for one in begun if _lives(one)], 30)
+    wait_for(lambda: not [one for one in begun if _lives(one)], 120)
     assert not list((tmp_path / "place").iterdir())
     assert "Traceback" not in (tmp_path / "log").read_text()
 
@@ -460,7 +460,7 @@ def test_gpus_are_leased_on_their_host_until_the_driver_is_gone(
         finally:
             driver.kill()
             driver.wait()
-    wait_for(lambda: held_by("GPU-c-1", there) is None, 30)
+    wait_for(lambda: held_by("GPU-c-1", there) is None, 120)
     lease = acquire("GPU-c-1", "mine", there)
     assert isinstance(lease, Lease)
     lease.release()
@@ -494,7 +494,7 @@ def test_maps_and_searches_go_over_slow_links_with_exact_results(
     assert [json.loads(line)["n"] for line in out] == [2 * n for n in range(1000)]
     with (tmp_path / "again").open("wb") as file, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_SSH", "/bin/false")  # what is done is found without the hosts
-        assert all(_start(tmp_path, *words, log=file).wait(60) == 0 for words in runs)
+        assert all(_start(tmp_path, *words, log=file).wait(120) == 0 for words in runs)
     rows = muster.Run(tmp_path / "search").results().to_pylist()
     assert len(rows) == 6 and all(row["loss"] == (row["lr"] - 0.5) ** 2 for row in rows)
 
@@ -533,7 +533,7 @@ def test_nobody_else_runs_a_task_on_the_hosts(hosts: SshHosts, tmp_path: Path) -
         finally:
             driver.kill()
             driver.wait()
-    wait_for(lambda: not hosts.processes("a"), 30)
+    wait_for(lambda: not hosts.processes("a"), 120)
 
 
 def _ports(process: psutil.Process) -> set[int]:

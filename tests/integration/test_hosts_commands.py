@@ -128,7 +128,7 @@ def test_every_command_on_a_training(
             assert one.returncode == 130, (name, told)
             assert name == "wait" or "step" in told
     assert "the clock of late is 1 h 00 min ahead" in said(tmp_path)
-    wait_for(lambda: not hosts.processes("late") and not hosts.processes("b"), 30)
+    wait_for(lambda: not hosts.processes("late") and not hosts.processes("b"), 120)
     check(muster_main, *OVER)
 
     write_task(tmp_path, seconds=0)
@@ -181,7 +181,7 @@ def test_every_command_on_a_program(hosts: SshHosts, muster_main: Main, tmp_path
     assert said(tmp_path).count("] asked to end") == 2
     check(muster_main, (("status", "run"), 0, "run: stopped"))
     check(muster_main, (("wait", "run"), 130, "run: "))
-    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 30)
+    wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 120)
 
 
 FAILS_IN_TURN = """

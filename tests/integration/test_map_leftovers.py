@@ -90,7 +90,7 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
             assert process.wait(120) == 130
         finally:
             process.kill()
-    writer.wait(60)
+    writer.wait(120)
     assert not (place / "out.parquet").exists()
     run("same", "out.parquet")
 

@@ -190,7 +190,7 @@ def test_nothing_survives_a_kill(victim: str, start: str, tmp_path: Path) -> Non
         agent = agent_of(launcher.pid)
         assert len(pids) == 4 and not any(map(is_gone, pids))
         os.kill(launcher.pid if victim == "launcher" else agent.pid, signal.SIGKILL)
-        until(lambda: all(map(is_gone, [*pids, agent.pid])), 60.0)
+        until(lambda: all(map(is_gone, [*pids, agent.pid])), 120.0)
         _, error = launcher.communicate(timeout=300)
     if victim == "agent":
         assert launcher.returncode == 3

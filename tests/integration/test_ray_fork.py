@@ -41,7 +41,7 @@ def ask(place: str, folder: Path, **variables: str) -> subprocess.CompletedProce
     command = [sys.executable, str(setup), str(worker), "--one=1", "--language=PYTHON"]
     return subprocess.run(
         [sys.executable, "-I", "-S", ray_fork.__file__, place, *command], cwd=folder, check=False,
-        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_a_worker_that_exits_ends_with_its_code_and_what_it_has_registered(
         command = [sys.executable, str(tmp_path / "setup.py"), str(worker), "--language=PYTHON"]
         done = subprocess.run(  # its output is open until the worker has ended
             [sys.executable, "-I", "-S", ray_fork.__file__, place, *command], cwd=tmp_path,
-            check=False, capture_output=True, text=True, timeout=60,
+            check=False, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.stdout == "said at the end\n" and not done.stderr, done
         assert (tmp_path / "done").exists()

@@ -366,7 +366,7 @@ def test_another_site_in_the_same_browser_reads_nothing_and_does_nothing(
             add("div", { innerHTML: "<b onclick='1' style='color: red'>x</b>" }); }"""
         )
         assert page.evaluate("window.ran") is None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while server.output.read_text().count("A browser has refused a part") < 3:
             assert time.monotonic() < deadline, server.output.read_text()
             page.wait_for_timeout(50)

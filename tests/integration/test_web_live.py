@@ -97,7 +97,7 @@ def running(place: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
             (place / name).touch()
         process.terminate()
         try:
-            process.wait(timeout=60)
+            process.wait(timeout=120)
         finally:
             process.kill()
 
@@ -284,7 +284,7 @@ def test_a_device_is_given_back_and_a_task_and_a_run_are_cancelled_by_clicking(
 
         tab.page.click(CANCEL)
         tab.until("document.querySelector('#head').innerText.includes('asked its coordinator')")
-        assert process.wait(60) == 130
+        assert process.wait(120) == 130
         tab.page.wait_for_selector(RETRY)
         assert tab.page.locator(CANCEL).count() == tab.page.locator(RELEASE).count() == 0
         assert tab.questions == [

@@ -30,7 +30,7 @@ def wait(x, ctx):
         raise ValueError("two")
     return {"y": x}
 """
-_SOON_S = 60.0
+_SOON_S = 120.0
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_run_that_is_killed_ends_for_its_viewers_and_a_server_that_is_killed_f
             end = stream.until("end")[-1]
         assert end.data["state"] in ("stopped", "running")
         wait_until(lambda: server.ask(f"/api/run/{name}").json["state"] == "stopped")
-        psutil.wait_procs(workers, timeout=60)
+        psutil.wait_procs(workers, timeout=120)
     after = sorted(path.name for path in (place / "runs/waiting").iterdir())
     assert set(after) - set(before) <= {"status.json", "ledger.sqlite-wal", "ledger.sqlite-shm",
                                         "results.csv", "results.parquet", "artifacts"}  # fmt: skip

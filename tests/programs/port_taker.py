@@ -1,10 +1,12 @@
 """Listens on whichever of these ports it can get, and reads what it is sent: SECONDS PORT…
 
+It ends when it is told to (SIGTERM), or after so many seconds.
 It answers as the server of an HTTP/2 connection does at first, so that who connects goes on.
 """
 
 import json
 import select
+import signal
 import socket
 import sys
 import time
@@ -14,8 +16,10 @@ end = time.monotonic() + float(sys.argv[1])
 servers: dict[int, socket.socket] = {}
 lines: list[socket.socket] = []
 heard = 0
+told: list[int] = []
+signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
 print("begun", flush=True)
-while time.monotonic() < end:
+while not told and time.monotonic() < end:
     for port in ports:
         if port not in servers:
             server = socket.socket()

@@ -30,10 +30,15 @@ from muster.base.shown_text import count
 #: Where the sockets are; their names are short, and in a sticky folder nobody replaces another's.
 HOME, NAME = Path("/tmp"), "muster-port-"
 _BLOCK = 1 << 18
-_LIMIT_S = 30.0
+#: Only for what hangs: a machine may be busy, and a link slow.
+_LIMIT_S = 60.0
 _WORD, _HEARD = b"muster", b"!"
 #: For one of those who connect, where another may be kept waiting by it.
 _ONE_LIMIT_S = 5.0
+_PAUSE_S = 0.05
+#: A socket that is younger may be one that an ssh has made and does not listen at yet: it is looked
+#: at once more, so much later.
+_MADE_S, _LISTENS_S = 60.0, 1.0
 #: Files beside the ports that are held: what they lead on, and the interpreter's own.
 _FILES_BESIDE = 64
 
@@ -66,35 +71,45 @@ def _listener(address: str, port: int) -> socket.socket | None:
 
 def answer(address: str, port: int) -> None:
     """Let who connects to the port ``hear`` that it leads here. Others may connect before, who do
-    not say that they have heard it.
+    not say that they have heard it. Until then it waits as long as this process lives: other hosts
+    may be heard before this one, for as long as each of them takes.
     """
     server = socket.create_server((address, port))
 
     def take() -> None:
-        due_s, was_heard = time.monotonic() + _LIMIT_S, False
+        was_heard = False
         with server:
-            server.settimeout(_LIMIT_S)
-            while not was_heard and time.monotonic() < due_s:
-                with suppress(OSError):
+            while not was_heard:
+                try:
                     line, _ = server.accept()
                     with line:
                         line.settimeout(_ONE_LIMIT_S)
                         line.sendall(_WORD)
                         was_heard = line.recv(1) == _HEARD
-                        line.recv(1)  # the other end closes first: Ray needs the port next
+                        if was_heard:
+                            line.settimeout(_LIMIT_S)
+                            line.sendall(_HEARD)
+                            line.recv(1)  # the other end closes first: Ray needs the port next
+                except OSError:
+                    time.sleep(_PAUSE_S)
 
     threading.Thread(target=take, daemon=True).start()
 
 
 def hear(address: str, port: int) -> bool:
-    """Whether the port leads to where somebody answers."""
-    try:
-        with socket.create_connection((address, port), timeout=_LIMIT_S) as line:
+    """Whether the port leads to where somebody answers. Where that one did not wait until it was
+    told that this was heard, it is asked again: it would keep the port."""
+    due_s = time.monotonic() + _LIMIT_S
+    while time.monotonic() < due_s:
+        is_there = False
+        with suppress(OSError), socket.create_connection((address, port), timeout=_LIMIT_S) as line:
             is_there = line.recv(len(_WORD)) == _WORD
             line.sendall(_HEARD)
-            return is_there
-    except OSError:
-        return False
+            if is_there and line.recv(1) == _HEARD:
+                return True
+        if not is_there:
+            break
+    return False
 
 
 class _Relay:
@@ -172,19 +187,36 @@ def _is_ours(line: socket.socket) -> bool:
 
 def _remove_dead() -> None:
     """Sockets of starts that were killed: nobody listens at them any more. Those at which somebody
-    does here are not connected to, which another start would take for its own question.
+    does here are not connected to, which another start would take for its own question; of another
+    network namespace that has this folder too, they are not seen here.
     """
     live = b""
     with suppress(OSError):
         live = Path("/proc/net/unix").read_bytes()
-    for path in HOME.glob(f"{NAME}*"):
-        with suppress(OSError):
-            about = path.lstat()
-            is_ours = stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid()
-            if is_ours and os.fsencode(path) not in live:
-                with socket.socket(socket.AF_UNIX) as line, suppress(TimeoutError):
-                    line.settimeout(1.0)
-                    try:
-                        line.connect(str(path))
-                    except ConnectionRefusedError:
-                        path.unlink()
+    dead = [path for path in HOME.glob(f"{NAME}*") if os.fsencode(path) not in live]
+    dead = [path for path in dead if _is_dead(path)]
+    if any(time.time() - _made_s(path) < _MADE_S for path in dead):
+        time.sleep(_LISTENS_S)
+        dead = [path for path in dead if _is_dead(path)]
+    for path in dead:
+        path.unlink(missing_ok=True)
+
+
+def _made_s(path: Path) -> float:
+    with suppress(OSError):
+        return path.lstat().st_mtime
+    return 0.0
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether it is a socket of this user's at which nobody listens."""
+    with suppress(OSError):
+        about = path.lstat()
+        if stat.S_ISSOCK(about.st_mode) and about.st_uid == os.getuid():
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(1.0)
+                try:
+                    line.connect(str(path))
+                except ConnectionRefusedError:
+                    return True
+    return False

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -143,6 +144,44 @@ def test_whether_a_port_leads_on_is_heard(here: Connection) -> None:
     assert here.ask("are_free", HOME, port, 1) is True
 
 
+def test_who_answers_waits_until_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long other hosts are heard before."""
+    port = free_port()
+    with monkeypatch.context() as patch:
+        patch.setattr(far_relay, "_LIMIT_S", 0.05)
+        far_relay.answer(HOME, port)
+        time.sleep(0.15)
+    assert far_relay.hear(HOME, port)
+
+
+def test_a_port_is_free_for_ray_also_where_what_was_heard_is_told_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(far_relay, "_ONE_LIMIT_S", 0.1)
+    far_relay.answer(HOME, port)
+    with socket.create_server((HOME, 0)) as cable:
+
+        def carry(delay_s: float) -> None:
+            line, _ = cable.accept()
+            with line, socket.create_connection((HOME, port)) as on, suppress(OSError):
+                line.sendall(on.recv(100))
+                time.sleep(delay_s)
+                on.sendall(line.recv(1))
+                line.sendall(on.recv(1))
+
+        def carry_twice() -> None:
+            carry(0.3)
+            carry(0.0)
+
+        threading.Thread(target=carry_twice, daemon=True).start()
+        assert far_relay.hear(HOME, cable.getsockname()[1])
+    due_s = time.monotonic() + 120
+    while not far_relay.are_free(HOME, port, 1):
+        assert time.monotonic() < due_s, "it is held still"
+        time.sleep(0.02)
+
+
 def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folder: Path) -> None:
     left, own = (Path(f"/tmp/muster-port-{os.getpid():x}-{name}") for name in ("left", "own"))
     with socket.socket(socket.AF_UNIX) as dead:
@@ -157,6 +196,24 @@ def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folde
         assert own.exists()
     assert not own.exists()
     server.close()
+
+
+def test_a_socket_at_which_somebody_listens_a_moment_later_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ssh makes its sockets and listens then; where it cannot be seen, in a network namespace."""
+    dead, new = (Path(f"/tmp/muster-port-{os.getpid():x}-{name}") for name in ("dead", "new"))
+    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+        one.bind(str(dead))
+        two.bind(str(new))
+        monkeypatch.setattr(far_relay, "Path", lambda _: new.parent / "none")  # of /proc
+        monkeypatch.setattr(far_relay, "_LISTENS_S", 0.3)
+        timer = threading.Timer(0.1, two.listen)
+        timer.start()
+        far_relay._remove_dead()
+        timer.join()
+        assert new.exists() and not dead.exists()
+    new.unlink()
 
 
 def free_row(here: Connection, num: int) -> list[int]:

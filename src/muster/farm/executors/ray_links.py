@@ -158,7 +158,7 @@ def connect(
     connection.ask("answer", ADDRESS, own[0])
     with leading:  # connections are for one thread at a time
         _lead(here, forwards.near)
-        is_heard = here.ask("hear", ADDRESS, own[0], limit_s=60.0)
+        is_heard = here.ask("hear", ADDRESS, own[0], limit_s=150.0)
     if not is_heard:
         raise SetupError(
             f"Ports are not forwarded to {name}. Without that Ray's connections cannot go through "
