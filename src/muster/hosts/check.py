@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Literal
 
 from muster.base.errors import SetupError
-from muster.hosts.connection import Connection, Way
+from muster.hosts.connection import Circle, Connection, Way
 from muster.hosts.far_end import muster_code
 from muster.hosts.names import Host
 
@@ -73,13 +73,16 @@ def open_all(
     """A connection to each. Raises SetupError with the first failure, as soon as it happens; then
     none is left open."""
     failures: list[SetupError] = []
+    # A circle of their own: the same way may be tried again.
+    these = Circle()
+    for circle in {way.circle for _, way in ways}:
+        circle.add(these)
 
     def fail(error: SetupError) -> None:
         failures.append(error)
-        for _, way in ways:  # what the others would come to does not matter any more
-            way.circle.end()
+        these.end()  # what the others would come to does not matter any more
 
-    found = connect_all(ways, facts, fail)
+    found = connect_all([(host, replace(way, circle=these)) for host, way in ways], facts, fail)
     connections = [one for one in found if isinstance(one, Connection)]
     if failures:
         close_all(connections)

@@ -58,18 +58,20 @@ _FOREIGN = "see what else prints there: a login script, a line of --setup, sitec
 
 
 class Circle:
-    """Connections that one thread makes and uses, and another may end at any moment."""
+    """Connections that one thread makes and uses, and another may end at any moment. One circle may
+    lie within another, which ends it and is not ended by it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: list[Connection] = []
+        self._members: list[Connection | Circle] = []
         self._is_over = False
 
-    def add(self, connection: Connection) -> None:
+    def add(self, member: Connection | Circle) -> None:
         with self._lock:
-            self._members.append(connection)
+            self._members.append(member)
             if self._is_over:
-                connection.hang_up()
+                member.hang_up()
 
     def end(self) -> None:
         """Whoever waits for an answer gets a SetupError instead; so does who connects later."""
@@ -77,6 +79,8 @@ class Circle:
             self._is_over = True
             for one in self._members:
                 one.hang_up()
+
+    hang_up = end
 
 
 @dataclass(frozen=True)

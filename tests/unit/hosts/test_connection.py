@@ -17,9 +17,9 @@ from tests.ray_cluster import wait_for
 from muster.base.errors import SetupError
 from muster.hosts import connection as connections
 from muster.hosts import far_end
-from muster.hosts.check import open_all
+from muster.hosts.check import connected, open_all
 from muster.hosts.connection import SSH, Connection, Way
-from muster.hosts.names import Host
+from muster.hosts.names import LOCAL, Host
 
 FACTS = {"python": "python3"}
 
@@ -153,3 +153,21 @@ def test_the_first_host_that_fails_is_told_at_once(
     with pytest.raises(SetupError, match="no route"):
         open_all([(Host("slow"), way := Way()), (Host("bad"), way)])
     assert time.monotonic() - begun < 10
+
+
+def test_a_way_on_which_a_host_was_not_reached_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost hosts are: the failure of one attempt ended all that came after it."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/bash\necho no route >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("MUSTER_SSH", str(ssh))
+    way = Way()
+    with pytest.raises(SetupError, match="no route"), connected([Host("lost")], way):
+        pass
+    with connected([Host(LOCAL)], way) as [connection]:
+        assert connection.is_open
+    way.circle.end()
+    with pytest.raises(SetupError), connected([Host(LOCAL)], way):
+        pass
