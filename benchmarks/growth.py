@@ -56,7 +56,7 @@ class Place:
 
     def tables(self, size: int) -> Cost:
         """Both, of the run of as many functions."""
-        return self._cost("-m", "muster.farm.export", f"run-{size}")
+        return self._cost("-m", "muster.farm.table_process", f"run-{size}")
 
     def status(self, size: int) -> Cost:
         return self._muster("status", f"run-{size}")

@@ -85,7 +85,7 @@ class Chaos:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            names = (b"worker.main", b"reaper", b"run.py", b"export")
+            names = (b"worker.main", b"reaper", b"run.py", b"table_process")
             found[pid] = next((name.decode() for name in names if name in line), "other")
         return found
 
@@ -109,7 +109,7 @@ class Chaos:
 
     def kill_something(self) -> None:
         """One process of some kind, or all but the tasks' own children at the same instant."""
-        found = {pid: kind for pid, kind in self.processes().items() if kind != "export"}
+        found = {pid: kind for pid, kind in self.processes().items() if kind != "table_process"}
         kinds = set(found.values())
         if "run.py" not in kinds or self.kills.total() >= self.max_kills:
             return

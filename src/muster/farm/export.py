@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -276,3 +277,9 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             column = pa.array(safe, type=field.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+if __name__ == "__main__":  # by this name a coordinator that an update outlives asks for its table
+    from muster.farm.table_process import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -313,8 +313,8 @@ def open_run(
                 session.close(error)
                 raise
             session.close(None)
-    except OSError as error:
-        raise _explained(error, folder) from error
+    except OSError as error:  # before it was begun
+        raise explain_os_error(error, "use the run folder", folder.path) from error
 
 
 def _explained(error: OSError, folder: RunFolder) -> SetupError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import types
@@ -136,6 +137,22 @@ def test_a_driver_from_before_the_move_starts_its_part_of_a_gang(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "hello from a rank" in [one["text"] for one in events if one["event"] == "line"], events
     assert events[-1]["event"] == "ending"
+
+
+def test_a_coordinator_from_before_an_update_gets_its_table(tmp_path: Path) -> None:
+    run = sweep_of_greetings(tmp_path)
+    for name in ("results.csv", "results.parquet"):
+        (run / name).unlink()
+    done = _called("muster.farm.export", str(run), str(os.getpid()), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (run / "results.csv").read_text().count("\n") == 3
+
+
+def sweep_of_greetings(folder: Path) -> Path:
+    words = ("sweep", "--grid", "x=1,2", "--run-dir", "run", "--devices", "cpu:1", "--quiet")
+    done = _called("muster", *words, "--", "echo", "{x}", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 @pytest.mark.parametrize("command", ["muster.api.trackers.guard"])
