@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -123,13 +124,27 @@ class SshHosts:
             script = f'mount -t tmpfs none {self.hidden[name]}; exec "$@"'
             inside += ["unshare", "--mount", "sh", "-c", script, "sh"]
         server = [self.sshd, "-D", "-e", "-f", str(place / "sshd_config")]
-        with (place / "log").open("ab") as log:
-            subprocess.run(
-                [*inside, "setsid", "--fork", *server],
-                env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log,
-            )  # fmt: skip
-        wait_for(lambda: (place / "pid").exists() and (place / "pid").read_text().strip(), 120)
+        (place / "pid").unlink(missing_ok=True)
+        said = place / "log"
+
+        def has_begun() -> bool:
+            return (place / "pid").exists() and bool((place / "pid").read_text().strip())
+
+        def is_refused(begin: int) -> bool:
+            return b"Cannot bind" in said.read_bytes()[begin:]
+
+        while not has_begun():
+            with said.open("ab") as log:
+                begin = log.tell()
+                subprocess.run(
+                    [*inside, "setsid", "--fork", *server],
+                    env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=log,
+                )  # fmt: skip
+            # Some connection of another test may have its port for a moment.
+            wait_for(lambda begin=begin: has_begun() or is_refused(begin), 120)
+            if not has_begun():
+                time.sleep(0.5)
         self.pids[name] = int((place / "pid").read_text())
 
     def cut(self, name: str) -> None:
