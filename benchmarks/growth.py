@@ -56,7 +56,12 @@ class Place:
 
     def tables(self, size: int) -> Cost:
         """Both, of the run of as many functions."""
-        return self._cost("-m", "muster.farm.table_process", f"run-{size}")
+        table = self.folder / f"run-{size}" / "results.csv"
+        table.unlink()
+        found = self._cost("-m", "muster.farm.table_process", f"run-{size}")
+        if not table.exists():
+            sys.exit(f"The process of the table has not written {table}")
+        return found
 
     def status(self, size: int) -> Cost:
         return self._muster("status", f"run-{size}")

@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -80,7 +81,7 @@ def test_a_process_begun_ahead_becomes_the_worker_and_prints_to_its_log(
     assignment: Assignment,
 ) -> None:
     before = children()  # what tests before this one have left running for others
-    with HeadStart(assignment.run_id, [CPU], imports="fractions") as head_start:
+    with closing(HeadStart(assignment.run_id, [CPU], imports="fractions")) as head_start:
         [begun] = children() - before
         executor = with_start(assignment, head_start)
     try:
@@ -102,7 +103,7 @@ def test_one_that_does_not_fit_is_ended_and_another_is_begun(
         slot_id=0, label="cpu0", devices=(), num_threads=2
     )  # fmt: skip
     before = children()
-    with HeadStart(run_id, [CPU], imports="fractions") as head_start:
+    with closing(HeadStart(run_id, [CPU], imports="fractions")) as head_start:
         [begun] = children() - before
         if why == "killed":
             psutil.Process(begun).kill()
@@ -119,7 +120,7 @@ def test_one_that_does_not_fit_is_ended_and_another_is_begun(
 
 def test_what_nobody_takes_over_ends_with_the_context() -> None:
     before = children()
-    with HeadStart("none" + secrets.token_hex(12), [CPU], imports="fractions"):
+    with closing(HeadStart("none" + secrets.token_hex(12), [CPU], imports="fractions")):
         [begun] = children() - before
     assert begun not in children()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,7 +149,7 @@ def head_start_of(
         slots = slots_of(would_take(options, read_settings()), options)
         slots = slots[: _chunks_at_least(job, job.input)]
         if all(slot.kind == "cpu" for slot in slots):
-            return HeadStart(drawn_id(), slots, imports=_TARGET.location)
+            return closing(HeadStart(drawn_id(), slots, imports=_TARGET.location))
     return nullcontext()
 
 

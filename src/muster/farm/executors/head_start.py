@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from muster.farm.executors.worker_process import Begun, begin_worker
 from muster.farm.task import SlotSpec
@@ -24,8 +22,7 @@ class HeadStart:
     """Processes for ``slots``, which import the module ``imports`` meanwhile.
 
     ``run_id``: of the run that they will belong to. It must be new, for what carries the id of an
-    old one may be ended as left behind by an earlier coordinator. As a context it ends on leaving
-    what no executor has taken over.
+    old one may be ended as left behind by an earlier coordinator.
     """
 
     def __init__(self, run_id: str, slots: Iterable[SlotSpec] = (), imports: str = "") -> None:
@@ -65,14 +62,3 @@ class HeadStart:
             if descriptor >= 0:
                 os.close(descriptor)
         self._lifeline, self._our_end, self._begun = -1, -1, {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -197,8 +197,9 @@ class Begun(NamedTuple):
 
     def end(self) -> None:
         """End it: it is not needed, and has begun nothing."""
-        signal_group(self.process.pid, KILL)
-        self.process.wait()
+        if self.process.poll() is None:  # else its number may be another's by now
+            signal_group(self.process.pid, KILL)
+            self.process.wait()
         self.socket.close()
         if self.memory is not None:
             self.memory.close()
