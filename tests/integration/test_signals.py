@@ -153,6 +153,8 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
         assert process.poll() is None, case.errors.read_text()
         process.send_signal(number)
         case.until(process, case.has_been_heard)
+        if command in ("train", "agent") and phase == MIDDLE:
+            case.until(process, (folder / "asked").exists)
         for name in (MIDDLE, FINISHING):
             case.go(name)
         code = process.wait(300)

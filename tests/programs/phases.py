@@ -1,6 +1,7 @@
 """Work that says in files how far it is, and goes on in a phase when it is let go."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -11,6 +12,17 @@ def reach(phase):
     (HERE / phase).touch()
     while not (HERE / f"go-{phase}").exists():
         time.sleep(0.02)
+
+
+def tell_of_request():
+    """Say in a file when this rank is asked to end: its launcher says so some time before."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def tell(number, frame):
+        before(number, frame)
+        (HERE / "asked").touch()
+
+    signal.signal(signal.SIGTERM, tell)
 
 
 def finish():
