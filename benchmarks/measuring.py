@@ -101,7 +101,8 @@ def goal(
     bound: the best that can be had here, and what shows that, where it is known
     shown: print it as well
     """
-    verdict = is_held if at_any_size or not is_quick() else None
+    # NumPy's truth would be written as a text.
+    verdict = bool(is_held) if at_any_size or not is_quick() else None
     word = {True: "held", False: "NOT held", None: "not judged"}[verdict]
     _goals.append(
         {"what": what, "wanted": wanted, "measured": measured, "is_held": verdict, "bound": bound}

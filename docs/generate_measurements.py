@@ -3,10 +3,11 @@
 python benchmarks/all.py --to benchmarks/results
 python docs/generate_measurements.py            # --check says whether anything would change
 
-In docs/measurements.md and docs/scaling.md a line ``<!-- goals -->`` is followed by the goals of
-all records, and ``<!-- figures: scale -->`` by the tables of benchmarks/results/scale.json, up to
-``<!-- end -->``; what stands around them is written by hand. docs/measurements-tables.md is made as
-a whole: what each benchmark measures, by the first line of its script, and its tables.
+In README.md, docs/measurements.md and docs/scaling.md a line ``<!-- goals -->`` is followed by the
+goals of all records, ``<!-- peers -->`` by some figures of Muster beside those of others, and
+``<!-- figures: scale -->`` by the tables of benchmarks/results/scale.json, up to ``<!-- end -->``;
+what stands around them is written by hand. docs/measurements-tables.md is made as a whole: what
+each benchmark measures, by the first line of its script, and its tables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS, BENCHMARKS = ROOT / "docs", ROOT / "benchmarks"
 RESULTS, TABLES = BENCHMARKS / "results", DOCS / "measurements-tables.md"
-PAGES = (DOCS / "measurements.md", DOCS / "scaling.md")
+PAGES = (ROOT / "README.md", DOCS / "measurements.md", DOCS / "scaling.md")
 #: What no benchmark is: it made a fixture, or is imported or run by the others.
 OTHERS = {"measuring", "dashboard_peers", "record_digits_grid", "all"}
 ESCAPED = r"\|"
@@ -34,9 +35,65 @@ HEAD = """# The tables of the benchmarks
 What each benchmark printed when it was last run, with its command, date, commit and machine.
 [Measurements](measurements.md) has the goals and what the figures mean.
 """
+#: What is compared, by which benchmark, Muster's figures and those of its peers. In braces stand
+#: the labels of a row, joined by "&", and a column of the benchmark's tables.
+PEERS = (
+    (
+        "kill -9 of random processes, 5,000 tasks", "chaos",
+        "{muster | kills} kills, {muster | lost} lost",
+        "GNU parallel: {GNU parallel --resume | kills} kills, {GNU parallel --resume | lost} lost; "
+        "ProcessPoolExecutor {ProcessPoolExecutor | ended}; Ray {Ray tasks | ended}",
+    ),
+    (
+        "empty functions a second, with start and table (without)", "farm_overhead",
+        "{muster, function | whole/s} ({muster, function | steady/s}), each on disk",
+        "Pool {multiprocessing.Pool | whole/s} ({multiprocessing.Pool | steady/s}), "
+        "Ray {Ray tasks | whole/s} ({Ray tasks | steady/s}), nothing kept; "
+        "Optuna's journal {Optuna, journal file | whole/s}",
+    ),
+    (
+        "a search of 27 trials", "search",
+        "{muster | seconds} s", "Optuna {optuna | seconds} s, Ray Tune {ray | seconds} s",
+    ),
+    (
+        "two ranks, samples a second, of a hand-written loop", "ddp_throughput",
+        "× {muster | of raw}",
+        "Accelerate × {Accelerate | of raw}, HF Trainer × {HF Trainer | of raw}, "
+        "Lightning × {Lightning Trainer | of raw}",
+    ),
+    (
+        "a training killed in mid-epoch: samples never seen; the same weights", "resume",
+        "{muster | never seen}; {muster | weights bit-identical}",
+        "Accelerate {Accelerate | never seen}; {Accelerate | weights bit-identical}. "
+        "Lightning {Lightning Trainer | never seen}; {Lightning Trainer | weights bit-identical}",
+    ),
+    (
+        "a rank that is frozen: ended after", "faults",
+        "{SIGSTOP of rank 1 & muster run | ended after}",
+        "torchrun: {SIGSTOP of rank 1 & torchrun | ended after}",
+    ),
+    (
+        "200,000 rows through a map, a second", "map_overhead",
+        "{muster map | records/s}",
+        "a plain loop {plain loop | records/s}, datatrove {datatrove | records/s}, "
+        "`datasets` {datasets.map | records/s}, Ray Data {Ray Data | records/s}",
+    ),
+    (
+        "tasks of 1 s on SLURM, a second", "cluster_overhead",
+        "{1 s & muster's pilots | tasks/s}",
+        "a job for each {1 s & one job per task | tasks/s}, "
+        "submitit {1 s & submitit map_array | tasks/s}",
+    ),
+    (
+        "recurrent PPO on an options market, steps a second, of sb3-contrib's", "rl_throughput",
+        "× {muster, 1,024 | × sb3-contrib}", "sb3-contrib × 1",
+    ),
+)  # fmt: skip
 #: Of benchmarks/all.py.
 _TABLES = {"RUNS", "ASKED_FOR"}
 _GOALS = re.compile(r"(<!-- goals -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_PEERS = re.compile(r"(<!-- peers -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_CELL = re.compile(r"\{([^{}|]+) \| ([^{}]+)\}")
 _PART = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _DECISION = re.compile(r"decision (\d{4})")
 
@@ -53,6 +110,7 @@ def written(page: str, records: Mapping[str, dict[str, Any]]) -> str:
         return f"{found[1]}\n{NOTHING if record is None else figures(record)}\n"
 
     page = _GOALS.sub(lambda found: f"{found[1]}\n{goals(records)}\n", page)
+    page = _PEERS.sub(lambda found: f"{found[1]}\n{beside_peers(records)}\n", page)
     return _PART.sub(part, page)
 
 
@@ -78,6 +136,39 @@ def goals(records: Mapping[str, dict[str, Any]]) -> str:
     ]  # fmt: skip
     held = sum(row[4] == "held" for row in rows)
     return "\n".join([f"{held} of {len(rows)} goals are held.", "", *_lines(heads, rows), ""])
+
+
+def beside_peers(records: Mapping[str, dict[str, Any]]) -> str:
+    """The table of the README; what has no record is left out."""
+    rows = [
+        [f"[{what}](docs/measurements-tables.md#{name})",
+         *(_CELL.sub(lambda found, name=name: _median(cell(records[name], *found.groups())), text)
+           for text in texts)]
+        for what, name, *texts in PEERS if name in records
+    ]  # fmt: skip
+    return "\n".join(_lines(["", "Muster", "peers"], rows)) + "\n"
+
+
+def _median(text: str) -> str:
+    """Without the spread that stands behind it."""
+    return text.partition(" [")[0]
+
+
+def cell(record: Mapping[str, Any], labels: str, column: str) -> str:
+    """What a benchmark's tables have in the first row with all of the ``labels`` (joined by "&").
+    Raises KeyError where none has them.
+
+    >>> one = {"headers": ["task", "of", "s"], "rows": [["a", "x", "1"], ["a", "y", "2"]]}
+    >>> cell({"tables": [one]}, "a & y", "s")
+    '2'
+    """
+    wanted = set(labels.split(" & "))
+    for one in record["tables"]:
+        for row in one["rows"]:
+            if column in one["headers"] and wanted <= {*row}:
+                found: str = row[one["headers"].index(column)]
+                return found
+    raise KeyError(f"no table of {record.get('command')} has {column!r} of {labels!r}")
 
 
 def linked(bound: str) -> str:
