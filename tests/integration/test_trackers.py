@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
+from tests.ports import free_port
 from tests.tracked import READERS, gang_folder, in_mlflow, in_tensorboard, logged
 
 from muster.api.trackers.guard import track
@@ -143,8 +143,7 @@ def test_a_w_and_b_that_writes_nothing_is_given_up(
 @pytest.fixture
 def mlflow_server(tmp_path: Path) -> Iterator[str]:
     """MLflow's own server with SQLite on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    port = free_port()
     words = ("server", "--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}")
     place = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
     server = subprocess.Popen(
