@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.test_two_nodes import ip, write_task
+from tests.processes import command_line
 from tests.ray_cluster import wait_for
 from tests.ssh_hosts import SshHosts
 
@@ -114,7 +115,7 @@ class Far:
     def worker(self) -> None:
         workers = [
             process for process in self.hosts.processes("q")
-            if "muster.farm.worker.main" in process.cmdline()
+            if "muster.farm.worker.main" in command_line(process)
         ]  # fmt: skip
         workers[-1].kill()
 
