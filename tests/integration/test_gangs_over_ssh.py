@@ -164,7 +164,7 @@ def test_a_killed_driver_a_lost_host_and_a_stop(hosts: SshHosts, tmp_path: Path)
     wait_for(lambda: not hosts.processes("a") and not hosts.processes("b"), 120)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # as chaos/test_hosts_chaos.py, which loses a rank before
 def test_a_lost_host_is_taken_back_when_it_returns(hosts: SshHosts, tmp_path: Path) -> None:
     """By a stop at which all is saved: no step is done twice, and none is left out."""
     write_task(tmp_path, seconds=0.1)

@@ -178,6 +178,7 @@ def test_a_batch_system_may_signal_every_process_at_once(start: str, tmp_path: P
     assert "saved: asked to stop (SIGTERM)" in out
 
 
+@pytest.mark.slow  # hosts over SSH do so in chaos/test_hosts_chaos.py, and programs in test_muster_run.py
 def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> None:
     words = (
         *WORDS, "--devices", "cpu:1", "--nodes", "2", "--master-addr", "127.0.0.1",
