@@ -18,6 +18,8 @@ from tests.conftest import MusterCli
 from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
+from muster import Run
+
 SOURCE = read_program("faulty_tasks.py")
 
 
@@ -84,8 +86,8 @@ class Place:
         return {x: row["state"] for x, row in self.rows().items()}
 
     def counts(self) -> dict[str, int]:
-        status = json.loads(self.muster("status", "r", "--json"))
-        return {name: count for name, count in status["counts"].items() if count}
+        counts = Run(self.path / "r").status().counts
+        return {name: count for name, count in counts.items() if count}
 
 
 @pytest.fixture
