@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-#: Below those that the kernel gives to whoever names none, and below those that Muster tries for Ray.
+#: Below those that the kernel gives to whoever names none, and those that Muster tries for Ray.
 _PORTS = range(12_000, 20_000)
 
 

@@ -277,9 +277,7 @@ def test_a_training_through_losses(
             worker() if loss == "worker" else getattr(one, loss)()
             if loss in ("sshd", "link"):
                 told = one.said.count("back again; the ranks save")
-                one.until(
-                    lambda told=told: one.said.count("back again; the ranks save") > told
-                )
+                one.until(lambda told=told: one.said.count("back again; the ranks save") > told)
                 one.until(lambda begun=begun: one.said.count("begins again on") > begun)
                 saved = newest(tmp_path)
             goes_on()

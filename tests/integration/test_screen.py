@@ -104,9 +104,7 @@ def test_json_is_one_document(folder: Path, muster_main: MusterCli) -> None:
 
 
 @pytest.mark.quick
-def test_logs_and_errors_show_what_the_task_printed(
-    folder: Path, muster_main: MusterCli
-) -> None:
+def test_logs_and_errors_show_what_the_task_printed(folder: Path, muster_main: MusterCli) -> None:
     run(folder, *sweep("--quiet"))
     groups = json.loads(muster_main("errors", "run", "--json").stdout)
     assert len(groups) == 1

@@ -49,7 +49,10 @@ def await_end(slurm: SlurmCluster) -> None:
 
 @pytest.mark.slurm
 def test_an_element_per_seed_gives_what_one_sweep_gives(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, muster_main: MusterCli,
+    slurm: SlurmCluster,
+    target: Path,
+    muster_cli: MusterCli,
+    muster_main: MusterCli,
     tmp_path: Path,
 ) -> None:
     words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--seeds", "3", "--seed-offset", "5")
@@ -101,7 +104,10 @@ def element(cli: MusterCli, target: Path, number: int, *more: str) -> None:
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_what_is_missing_is_named_and_failures_are_told(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, muster_main: MusterCli,
+    slurm: SlurmCluster,
+    target: Path,
+    muster_cli: MusterCli,
+    muster_main: MusterCli,
     tmp_path: Path,
 ) -> None:
     words = ("sweep", f"{target}:sometimes", "--grid", "x=1,2,3,4", "--on", "slurm")

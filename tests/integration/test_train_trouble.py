@@ -178,7 +178,7 @@ def test_a_batch_system_may_signal_every_process_at_once(start: str, tmp_path: P
     assert "saved: asked to stop (SIGTERM)" in out
 
 
-@pytest.mark.slow  # hosts over SSH do so in chaos/test_hosts_chaos.py, and programs in test_muster_run.py
+@pytest.mark.slow  # as hosts over SSH (chaos/test_hosts_chaos.py) and programs (test_muster_run.py)
 def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> None:
     words = (
         *WORDS, "--devices", "cpu:1", "--nodes", "2", "--master-addr", "127.0.0.1",
@@ -198,9 +198,7 @@ def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> N
     wait_for_lines(tmp_path, 20)
     # A forked rank has the command line of what it was forked from, and no children.
     family = psutil.Process(nodes[1].pid).children(recursive=True)
-    leaves = [
-        p for p in family if "muster.supervisor" in command_line(p) and not p.children()
-    ]
+    leaves = [p for p in family if "muster.supervisor" in command_line(p) and not p.children()]
     os.kill(leaves[-1].pid, signal.SIGKILL)
     ends = [node.communicate(timeout=300) for node in nodes]
     said = "\n".join(part for end in ends for part in end)
