@@ -84,11 +84,15 @@ test: $(STAMP) servers
 
 # Four at a time on two cores: many of these tests wait for processes that they have started.
 # Property tests draw random examples here, and fixed ones in make test. AFTER=test, as CI says it,
-# leaves out what make test has just run and would run here in the same way.
+# leaves out what make test has just run and would run here in the same way: of most files all, and
+# those are not collected (tests/conftest.py holds the others to one of the two words).
+LEFT = tests/chaos tests/integration $$(grep -rlE "thorough|hypothesis" --include="test_*.py" \
+    --exclude-dir=chaos --exclude-dir=integration tests)
 test-all: $(STAMP) servers
 	$(PYTEST) --hypothesis-profile=random -n 4 --dist loadfile \
-	    -m "not slow and not gpu and not alone$(if $(filter test,$(AFTER)), and (thorough or property))"
-	$(PYTEST) -m "alone and not slow and not gpu" tests/integration
+	    -m "not slow and not gpu and not alone$(if $(filter test,$(AFTER)), and (thorough or property))" \
+	    $(if $(filter test,$(AFTER)),$(LEFT))
+	$(PYTEST) -m "alone and not slow and not gpu" $$(grep -rl --include="test_*.py" "mark.alone" tests/integration)
 
 test-slow: $(STAMP) servers
 	$(PYTEST) --timeout=1200 --hypothesis-profile=long -m "(slow or property) and not gpu"

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,6 +75,17 @@ os.environ.update([_MARK.split("=")])
 _OF_PROCESSES = ("chaos", "integration")
 
 
+def _is_left(item: pytest.Item) -> bool:
+    """Whether `make test-all AFTER=test` runs it."""
+    return any(item.get_closest_marker(name) for name in ("thorough", "property"))
+
+
+@cache
+def _says_so(path: Path) -> bool:
+    text = path.read_text()
+    return "thorough" in text or "hypothesis" in text
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before ``-m`` is looked at."""
@@ -85,6 +97,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.property)
+        if folder not in _OF_PROCESSES and _is_left(item) and not _says_so(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: `make test-all AFTER=test` looks for it by the word `thorough` or "
+                "`hypothesis`, which its file has not"
+            )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -100,3 +100,27 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # also raised, as a subclass, for a zombie
         return ""
+
+
+def name_of(process: psutil.Process) -> str:
+    """Its short name; empty for one that has just ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    """Where it listens; nowhere, if it has just ended."""
+    try:
+        return {one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def lives(process: psutil.Process) -> bool:
+    """False also for one that has ended and was not collected."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

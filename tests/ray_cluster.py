@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.ports import free_port
 
 from muster.base.settings import kept_environment
 from muster.farm.executors.ray_links import ADDRESS
@@ -147,10 +147,9 @@ def _without_mark(environment: Mapping[str, str]) -> dict[str, str]:
 
 def new_cluster(net: str = _NET) -> RayCluster:
     """Without nodes; the first that is added is the head."""
-    with socket.create_server((f"{net}.2", 0)) as server:
-        port = server.getsockname()[1]
     # Sockets are made in there, whose names may not be long.
-    cluster = RayCluster(Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")), port, net)
+    folder = Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp"))
+    cluster = RayCluster(folder, free_port(f"{net}.2"), net)
     cluster.scratch.mkdir()
     return cluster
 

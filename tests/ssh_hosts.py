@@ -8,10 +8,8 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.ports import free_port
 from tests.ray_cluster import cable, may_mount, wait_for
 
 import muster
@@ -75,8 +74,7 @@ class SshHosts:
             port = 2222
         else:
             address = f"{_NET}.{len(self.addresses) + 2}"
-            with socket.create_server((address, 0)) as server:
-                port = server.getsockname()[1]
+            port = free_port(address)
         folder = self.folder / name
         (folder / "bin").mkdir(parents=True)
         if gpus:
@@ -125,27 +123,15 @@ class SshHosts:
             inside += ["unshare", "--mount", "sh", "-c", script, "sh"]
         server = [self.sshd, "-D", "-e", "-f", str(place / "sshd_config")]
         (place / "pid").unlink(missing_ok=True)
-        said = place / "log"
-
-        def has_begun() -> bool:
-            return (place / "pid").exists() and bool((place / "pid").read_text().strip())
-
-        def is_refused(begin: int) -> bool:
-            return b"Cannot bind" in said.read_bytes()[begin:]
-
-        while not has_begun():
-            with said.open("ab") as log:
-                begin = log.tell()
-                subprocess.run(
-                    [*inside, "setsid", "--fork", *server],
-                    env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log,
-                )  # fmt: skip
-            # Some connection of another test may have its port for a moment.
-            wait_for(lambda begin=begin: has_begun() or is_refused(begin), 120)
-            if not has_begun():
-                time.sleep(0.5)
-        self.pids[name] = int((place / "pid").read_text())
+        with (place / "log").open("ab") as log:
+            subprocess.run(
+                [*inside, "setsid", "--fork", *server],
+                env=environment, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        pid = place / "pid"
+        wait_for(lambda: pid.exists() and pid.read_text().strip(), 120)
+        self.pids[name] = int(pid.read_text())
 
     def cut(self, name: str) -> None:
         """End its server and all connections to it at once."""

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.test_two_nodes import ip, write_task
+from tests.integration.test_two_nodes import ip, resumed_at, write_task
+from tests.processes import command_line
 from tests.ray_cluster import wait_for
 from tests.ssh_hosts import SshHosts
 
@@ -114,7 +115,7 @@ class Far:
     def worker(self) -> None:
         workers = [
             process for process in self.hosts.processes("q")
-            if "muster.farm.worker.main" in process.cmdline()
+            if "muster.farm.worker.main" in command_line(process)
         ]  # fmt: skip
         workers[-1].kill()
 
@@ -272,11 +273,16 @@ def test_a_training_through_losses(
         one.start()
         goes_on()
         for loss in losses:
+            begun = one.said.count("begins again on")
             worker() if loss == "worker" else getattr(one, loss)()
             if loss in ("sshd", "link"):
-                told = one.said.count("back again")
-                one.until(lambda told=told: one.said.count("back again") > told)
+                told = one.said.count("back again; the ranks save")
+                one.until(lambda told=told: one.said.count("back again; the ranks save") > told)
+                one.until(lambda begun=begun: one.said.count("begins again on") > begun)
+                saved = newest(tmp_path)
             goes_on()
+            if loss in ("sshd", "link"):  # it is done again where all was saved before
+                assert resumed_at(one.said) == saved
             print(
                 f"train: at step {newest(tmp_path)} it goes on after the loss of: {loss}",
                 flush=True,

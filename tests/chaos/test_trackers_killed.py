@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.ports import free_port
 from tests.processes import command_line
 from tests.tracked import READERS, add_lines, gang_folder, in_mlflow, logged
 
@@ -197,8 +198,7 @@ def test_w_and_b_online_without_its_service_keeps_the_points_for_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, said = gang_folder(tmp_path / "run", lines(0, BATCH * BATCHES)), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with monkeypatch.context() as online:
         online.setenv("WANDB_MODE", "online")
         online.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
@@ -246,8 +246,7 @@ def test_one_that_refuses_is_told_of_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, said = gang_folder(tmp_path / "run", lines(0, 3)), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:open-sesame@127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token-of-mine")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -71,6 +71,11 @@ def until(ready: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def has_heard(place: Path) -> bool:
+    """Whether the run has been asked to end, and knows it."""
+    return '"event": "wish"' in (place / "r" / "events.jsonl").read_text()
+
+
 def rows(place: Path) -> list[dict[str, Any]]:
     return list(Run(place / "r").results().to_pylist())
 
@@ -338,7 +343,7 @@ def test_a_run_that_is_about_to_end_takes_nothing(place: Path, muster_main: Main
     process = begin(place, "sweep", *FLAGS, "t.py:held", "--grid", "x=1,2,3")
     until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
     process.send_signal(signal.SIGINT)  # it waits for the task in hand
-    time.sleep(1.0)
+    until(lambda: has_heard(place))
     refused = muster_main("add", "r", "--grid", "x=4")
     assert (refused.returncode, "about to end" in refused.stderr) == (3, True), refused
     (place / "go").touch()
@@ -407,7 +412,7 @@ def test_tasks_for_a_run_that_was_stopped(how: str, place: Path, muster_main: Ma
         until(lambda: (place / "began.txt").exists() and "2" in (place / "began.txt").read_text())
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGINT)
         if how == "interrupted":
-            time.sleep(0.5)
+            until(lambda: has_heard(place))  # two that come together are one
             process.send_signal(signal.SIGINT)  # without the task in hand
     code = process.wait(120)
     assert code == {"killed": -9, "interrupted": 130, "paused": 1}[how]

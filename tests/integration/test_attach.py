@@ -194,12 +194,15 @@ def test_another_user_looks_at_a_live_run(muster_main: MusterMain) -> None:
             made.until((folder / "middle").exists)
             for words in ("attach", "logs", "wait"):
                 muster_main(words, "--help", folder=folder)  # so that what it imports is there
-            go = f"sleep 3; touch {folder}/go-middle {folder}/go-finishing"
-            with subprocess.Popen(["sh", "-c", go]):
+            # Of root still, when this process is not any more.
+            go = f"read word; sleep 1; touch {folder}/go-middle {folder}/go-finishing"
+            with subprocess.Popen(["sh", "-c", go], stdin=subprocess.PIPE) as lets_go:
                 os.seteuid(65534)
                 try:
                     seen = made.muster("status", "run")
                     cancelled = made.muster("cancel", "run")
+                    assert lets_go.stdin is not None
+                    lets_go.stdin.close()
                     ended = made.muster("attach", "run")
                     waited = made.wait()
                     logs = made.muster("logs", "run", "-f")
@@ -217,11 +220,11 @@ def test_another_user_looks_at_a_live_run(muster_main: MusterMain) -> None:
 
 def test_logs_are_followed_across_a_resume(place: Place) -> None:
     pid = place.detach(COMMANDS["sweep"])
+    place.until((place.folder / "middle").exists)
     (place.folder / "phases.py").write_text(
         (place.folder / "phases.py").read_text() + "\n_reach = reach\ndef reach(phase):\n"
         "    _reach(phase)\n    print('let go', flush=True)\n"
     )
-    place.until((place.folder / "middle").exists)
     with subprocess.Popen(
         [sys.executable, "-m", "muster", "logs", "run", "-f"], cwd=place.folder,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

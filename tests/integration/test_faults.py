@@ -18,6 +18,8 @@ from tests.conftest import MusterCli
 from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
+from muster import Run
+
 SOURCE = read_program("faulty_tasks.py")
 
 
@@ -66,6 +68,10 @@ class Place:
         self.started.append(process)
         return process
 
+    def has_heard(self) -> bool:
+        """Whether the run has been asked to end, and knows it."""
+        return '"event": "wish"' in (self.path / "r" / "events.jsonl").read_text()
+
     def notes(self) -> list[str]:
         return self.notes_file.read_text().splitlines() if self.notes_file.exists() else []
 
@@ -80,8 +86,8 @@ class Place:
         return {x: row["state"] for x, row in self.rows().items()}
 
     def counts(self) -> dict[str, int]:
-        status = json.loads(self.muster("status", "r", "--json"))
-        return {name: count for name, count in status["counts"].items() if count}
+        counts = Run(self.path / "r").status().counts
+        return {name: count for name, count in counts.items() if count}
 
 
 @pytest.fixture
@@ -234,10 +240,12 @@ def test_a_read_only_folder_is_refused_in_words(place: Place, small_disk: Path) 
 
 
 def test_the_first_interrupt_drains_and_the_same_command_continues(place: Place) -> None:
-    words = ["t.py:slow", "--grid", "x=1,2,3,4,5,6,7,8", "--devices", "cpu:2"]
+    words = ["t.py:waits", "--grid", "x=1,2,3,4,5,6,7,8", "--devices", "cpu:2"]
     process = place.begin(*words)
     until(lambda: len(place.notes()) >= 2)
     process.send_signal(signal.SIGINT)
+    until(place.has_heard)
+    (place.path / "go").touch()
     assert process.wait(300) == 130
     notes = place.notes()
     begun = {n.split()[1] for n in notes if n.startswith("began")}
@@ -258,8 +266,7 @@ def test_the_second_interrupt_stops_at_once_and_leaves_nothing(place: Place, fir
     pids = [*tree(process), *place.pids()]
     process.send_signal(first)
     # Not by the clock: two signals that a busy machine delivers together are one.
-    events = place.path / "r" / "events.jsonl"
-    until(lambda: '"event": "wish"' in events.read_text())
+    until(place.has_heard)
     assert process.poll() is None, "drains: its tasks still run"
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
@@ -308,10 +315,11 @@ def test_after_a_killed_coordinator_the_same_command_finishes_the_rest(place: Pl
 
 
 def test_a_killed_worker_costs_its_attempt_only(place: Place) -> None:
-    process = place.begin("t.py:slow", "--grid", "x=1,2,3,4", "--devices", "cpu:2")
+    process = place.begin("t.py:waits", "--grid", "x=1,2,3,4", "--devices", "cpu:2")
     until(lambda: len(place.notes()) >= 2)
     workers = [p for p in psutil.Process(process.pid).children() if "worker" in command_line(p)]
     workers[0].kill()
+    (place.path / "go").touch()
     assert process.wait(300) == 0
     assert place.states() == dict.fromkeys("1234", "done")
     assert sorted(row["attempts"] for row in place.rows().values()) == ["1", "1", "1", "2"]
@@ -370,10 +378,11 @@ def test_changed_code_is_refused_unless_allowed(place: Place) -> None:
 
 
 def test_two_coordinators_on_one_folder_are_refused(place: Place) -> None:
-    words = ["t.py:slow", "--grid", "x=1,2,3,4", "--devices", "cpu:2"]
+    words = ["t.py:waits", "--grid", "x=1,2,3,4", "--devices", "cpu:2"]
     process = place.begin(*words)
     until(lambda: len(place.notes()) >= 2)
     text = place.muster("sweep", *words, "--run-dir", "r", code=3)
+    (place.path / "go").touch()
     assert str(process.pid) in text
     assert process.wait(300) == 0
     assert place.counts() == {"done": 4}

@@ -338,14 +338,18 @@ def test_on_a_full_disk_no_folder_is_lost_or_mixed_up(what: str, tmp_path: Path)
 def test_children_are_counted_and_the_dead_collected() -> None:
     """In a process of its own: this one has children of others."""
     code = """
-import subprocess, sys, time
+import os, signal, subprocess, sys, time
 from muster.base.processes import reap_orphans, set_subreaper
 set_subreaper(True)
 assert reap_orphans() is False
-line = "import subprocess; subprocess.Popen(['sleep', '0.5'], start_new_session=True)"
-subprocess.run([sys.executable, "-S", "-c", line], check=True)
+line = (
+    "import subprocess; "
+    "print(subprocess.Popen(['sleep', '600'], stdout=-3, start_new_session=True).pid)"
+)
+done = subprocess.run([sys.executable, "-S", "-c", line], check=True, stdout=subprocess.PIPE)
 assert reap_orphans() is True
-deadline = time.monotonic() + 10
+os.kill(int(done.stdout), signal.SIGKILL)
+deadline = time.monotonic() + 120
 while reap_orphans():
     assert time.monotonic() < deadline
     time.sleep(0.02)

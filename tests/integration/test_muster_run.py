@@ -16,7 +16,8 @@ import pexpect
 import psutil
 import pytest
 from tests.conftest import MusterCli
-from tests.processes import is_gone
+from tests.ports import free_port
+from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -84,7 +85,7 @@ def started(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 def agent_of(launcher: int) -> psutil.Process:
     children = psutil.Process(launcher).children()
-    return next(c for c in children if "muster.supervisor.main" in c.cmdline())
+    return next(c for c in children if "muster.supervisor.main" in command_line(c))
 
 
 @pytest.mark.parametrize("start", ["exec", "fork"])
@@ -387,9 +388,8 @@ dist.all_reduce(total)
 print("rank", dist.get_rank(), "node", os.environ["GROUP_RANK"], "total", total.item())
 """,
     )
-    with socket_port() as port:
-        flags = ["--devices", "cpu:1", "--num-nodes", "2", "--master-addr", "127.0.0.1"]
-        flags += ["--master-port", str(port), "--max-restarts", "2", "--all-ranks"]
+    flags = ["--devices", "cpu:1", "--num-nodes", "2", "--master-addr", "127.0.0.1"]
+    flags += ["--master-port", str(free_port()), "--max-restarts", "2", "--all-ranks"]
     with (
         started(tmp_path, *flags, "--node-rank", "1", "train.py") as second,
         started(tmp_path, *flags, "--node-rank", "0", "train.py") as first,
@@ -400,15 +400,6 @@ print("rank", dist.get_rank(), "node", os.environ["GROUP_RANK"], "total", total.
     assert "[0] rank 0 node 0 total 2.0" in out_first
     assert "[1] rank 1 node 1 total 2.0" in out_second
     assert "restart 1 of 2" in error_second
-
-
-@contextmanager
-def socket_port() -> Iterator[int]:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        yield probe.getsockname()[1]
 
 
 def test_spawned_processes_and_pickles_find_the_main_module(

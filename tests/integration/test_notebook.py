@@ -128,7 +128,9 @@ def test_the_stop_button_drains_and_the_cell_again_goes_on(tmp_path: Path) -> No
             time.sleep(0.02)
         os.kill(int((tmp_path / "kernel").read_text()), signal.SIGINT)
         pressed.append(time.monotonic())
-        time.sleep(0.5)  # it drains, or has begun to
+        journal = tmp_path / "r" / "events.jsonl"
+        while '"event": "wish"' not in journal.read_text() and time.monotonic() < until_s:
+            time.sleep(0.02)  # until it drains
         (tmp_path / "go").touch()
 
     thread = threading.Thread(target=press)

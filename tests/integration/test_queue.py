@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.json_schemas import check_printed
-from tests.processes import Commands, is_gone
+from tests.processes import Commands, command_line, is_gone
 from tests.unit.api.test_lending import facts
 
 from muster.base.settings import child_environment
@@ -138,8 +138,8 @@ def test_a_request_to_end_leaves_the_queue_and_the_same_command_waits_again(
     process = place.begin(*COMMANDS[command][:1], "--wait", *folder, *COMMANDS[command][1:])
     place.until(lambda: "waiting: 1 of 1" in place.said)
     if command in ("train", "run"):  # a supervisor would keep torch in memory for days
-        children = [one.cmdline() for one in psutil.Process(process.pid).children()]
-        assert not any("muster.supervisor.main" in words for words in children)
+        children = psutil.Process(process.pid).children()
+        assert not any("muster.supervisor.main" in command_line(one) for one in children)
     process.send_signal(number)
     assert process.wait(timeout=300) == code, place.said
     assert num_waiting(place) == 0

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.test_search_clusters import population, search
+from tests.processes import command_line
 from tests.programs import read_program
 from tests.ray_cluster import RayCluster, may_mount, wait_for
 
@@ -306,12 +308,10 @@ def _left(run_id: str) -> list[psutil.Process]:
     """Processes of a run, wherever they are."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # it ends just now, or is somebody else's
             mark = process.environ().get("MUSTER_RUN_MARK", "")
-        except psutil.Error:
-            continue
-        if mark.startswith(run_id) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
+            if mark.startswith(run_id) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
@@ -372,12 +372,10 @@ def _mentioning(folder: Path) -> list[psutil.Process]:
     """Processes of Ray whose session is in the folder, and those with it as TMPDIR."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             words = [*process.cmdline(), process.environ().get("TMPDIR", "")]
-        except psutil.Error:
-            continue
-        if any(str(folder) in word for word in words) and process.status() != "zombie":
-            found.append(process)
+            if any(str(folder) in word for word in words) and process.status() != "zombie":
+                found.append(process)
     return found
 
 
@@ -397,7 +395,8 @@ def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path:
         ) as process:  # fmt: skip
 
             def store() -> list[psutil.Process]:
-                return [p for p in _mentioning(scratch) if "gcs_server" in p.name()]
+                shown = ((p, command_line(p).partition(" ")[0]) for p in _mentioning(scratch))
+                return [p for p, program in shown if program.endswith("gcs_server")]
 
             wait_for(lambda: store() or process.poll() is not None)
             assert process.poll() is None
@@ -441,7 +440,7 @@ def test_nobody_else_runs_a_task_in_a_cluster_that_is_started_here(tmp_path: Pat
                 assert token_path.parent.stat().st_mode & 0o777 == 0o700
                 address, token = _address_of_head(scratch), token_path.read_text()
                 for shown in _mentioning(scratch):
-                    assert token not in " ".join(shown.cmdline())  # anybody may read it
+                    assert token not in command_line(shown)  # anybody may read it
                 intruders = [
                     _intrude(address, mode, guess, tmp_path / f"by-{who}")
                     for who, mode, guess in [
@@ -467,7 +466,7 @@ def test_nobody_else_runs_a_task_in_a_cluster_that_is_started_here(tmp_path: Pat
 def _address_of_head(scratch: Path) -> str:
     """As any user of the machine finds it in the list of processes."""
     for process in _mentioning(scratch):
-        if found := re.search(r"--gcs-address=(127\.0\.0\.2:\d+)", " ".join(process.cmdline())):
+        if found := re.search(r"--gcs-address=(127\.0\.0\.2:\d+)", command_line(process)):
             return found[1]
     raise AssertionError("no process of Ray names its head")
 
@@ -548,10 +547,11 @@ def test_no_cluster_at_the_address_is_told_at_once(
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     _write_target(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"  # nobody has it from here on
-    done = muster_cli("sweep", "target.py:square", "--grid", "x=1,2", "--on", "ray",
-                      "--address", address)  # fmt: skip
+    with socket.socket() as held:  # nobody else has it, and nobody listens there
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        done = muster_cli("sweep", "target.py:square", "--grid", "x=1,2", "--on", "ray",
+                          "--address", address)  # fmt: skip
     assert done.returncode == 3
     assert f"No Ray cluster answers at {address}: Connection refused." in done.stderr
     assert "Traceback" not in done.stderr
@@ -668,7 +668,7 @@ def count(x: int, ctx):
 def _node_of_the_worker(cluster: RayCluster) -> str:
     for ip in cluster.nodes:
         for process in cluster.processes(ip):
-            if "muster.farm.worker.main" in " ".join(process.cmdline()):
+            if "muster.farm.worker.main" in command_line(process):
                 return ip
     raise AssertionError("no node has a worker")
 

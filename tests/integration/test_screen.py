@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from tests.conftest import MusterCli
 
 TARGET = """
 import time
@@ -92,31 +93,31 @@ def test_quiet_says_nothing(folder: Path) -> None:
 
 
 @pytest.mark.quick
-def test_json_is_one_document(folder: Path) -> None:
+def test_json_is_one_document(folder: Path, muster_main: MusterCli) -> None:
     done = run(folder, *sweep("--json"))
     answer = json.loads(done.stdout)
     assert answer["counts"]["done"] == 7
     assert answer["exit_code"] == done.returncode == 1
-    status = json.loads(run(folder, "status", "run", "--json").stdout)
+    status = json.loads(muster_main("status", "run", "--json").stdout)
     assert status["counts"]["failed"] == 1
     assert status["is_running"] is False
 
 
 @pytest.mark.quick
-def test_logs_and_errors_show_what_the_task_printed(folder: Path) -> None:
+def test_logs_and_errors_show_what_the_task_printed(folder: Path, muster_main: MusterCli) -> None:
     run(folder, *sweep("--quiet"))
-    groups = json.loads(run(folder, "errors", "run", "--json").stdout)
+    groups = json.loads(muster_main("errors", "run", "--json").stdout)
     assert len(groups) == 1
     task = groups[0]["tasks"][0]
-    shown = run(folder, "logs", "run", task).stdout
+    shown = muster_main("logs", "run", task).stdout
     assert "seen in the log 3" in shown
     assert "RuntimeError: bad seed" in shown
     assert "seen in the log 4" not in shown
 
 
 @pytest.mark.quick
-def test_dry_run_starts_and_writes_nothing(folder: Path) -> None:
-    done = run(folder, *sweep("--dry-run"))
+def test_dry_run_starts_and_writes_nothing(folder: Path, muster_main: MusterCli) -> None:
+    done = muster_main(*sweep("--dry-run"))
     assert done.returncode == 0
     assert "8, the first:" in done.stdout
     assert not (folder / "run").exists()
@@ -144,9 +145,9 @@ def test_dry_run_starts_and_writes_nothing(folder: Path) -> None:
     ],
 )
 def test_a_mistake_gets_a_clear_error_and_no_traceback(
-    folder: Path, args: list[str], code: int, words: str
+    folder: Path, args: list[str], code: int, words: str, muster_main: MusterCli
 ) -> None:
-    done = run(folder, *args)
+    done = muster_main(*args)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert re.search(words, done.stderr), done.stderr

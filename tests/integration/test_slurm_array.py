@@ -49,11 +49,15 @@ def await_end(slurm: SlurmCluster) -> None:
 
 @pytest.mark.slurm
 def test_an_element_per_seed_gives_what_one_sweep_gives(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+    slurm: SlurmCluster,
+    target: Path,
+    muster_cli: MusterCli,
+    muster_main: MusterCli,
+    tmp_path: Path,
 ) -> None:
     words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--seeds", "3", "--seed-offset", "5")
     array = (*words, "--on", "slurm", "--array", "3", "--run-dir", "there")
-    dry = muster_cli(*array, "--dry-run")
+    dry = muster_main(*array, "--dry-run")
     assert "#SBATCH --array=0-2" in dry.stdout
     assert f'resume {tmp_path}/there --element "$SLURM_ARRAY_TASK_ID" --quiet' in dry.stdout
     assert not (tmp_path / "there").exists()
@@ -61,7 +65,7 @@ def test_an_element_per_seed_gives_what_one_sweep_gives(
     assert sent.returncode == 0, sent.stderr
     check_printed("sweep", sent.stdout)
     await_end(slurm)
-    collected = muster_cli("collect", "there", "--json")
+    collected = muster_main("collect", "there", "--json")
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert json.loads(collected.stdout)["new"] == 6
     here = muster_cli(*words, "--devices", "cpu:1", "--run-dir", "here")
@@ -69,23 +73,23 @@ def test_an_element_per_seed_gives_what_one_sweep_gives(
     assert table(tmp_path / "there") == table(tmp_path / "here")
     notes = sorted(path.read_text() for path in (tmp_path / "there").glob("artifacts/*/*/note.txt"))
     assert notes == ["1", "1", "1", "2", "2", "2"]
-    again = muster_cli("collect", "there", "--json")
+    again = muster_main("collect", "there", "--json")
     assert (json.loads(again.stdout)["new"], json.loads(again.stdout)["known"]) == (0, 6)
 
 
 @pytest.mark.slurm
 def test_a_script_that_is_sent_by_hand_is_collected_too(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+    slurm: SlurmCluster, target: Path, muster_main: MusterCli, tmp_path: Path
 ) -> None:
     words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--run-dir", "run")
-    alone = muster_cli("slurm-script", *words)
+    alone = muster_main("slurm-script", *words)
     assert alone.returncode == 2 and "--array" in alone.stderr
-    written = muster_cli("slurm-script", "--output", "job.sh", *words, "--array", "2")
+    written = muster_main("slurm-script", "--output", "job.sh", *words, "--array", "2")
     assert written.returncode == 0, written.stderr
     assert not slurm.squeue()
     slurm.run("sbatch", "job.sh", cwd=tmp_path)
     await_end(slurm)
-    collected = muster_cli("collect", "run", "--json")
+    collected = muster_main("collect", "run", "--json")
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert {row["y"] for row in table(tmp_path / "run")} == {1, 4}
 
@@ -100,7 +104,11 @@ def element(cli: MusterCli, target: Path, number: int, *more: str) -> None:
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_what_is_missing_is_named_and_failures_are_told(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+    slurm: SlurmCluster,
+    target: Path,
+    muster_cli: MusterCli,
+    muster_main: MusterCli,
+    tmp_path: Path,
 ) -> None:
     words = ("sweep", f"{target}:sometimes", "--grid", "x=1,2,3,4", "--on", "slurm")
     held = ("--array", "3", "--slurm-arg", "hold", "--run-dir", "run")
@@ -109,13 +117,13 @@ def test_what_is_missing_is_named_and_failures_are_told(
     assert "muster collect" in sent.stdout
     slurm.clear()
     element(muster_cli, target, 0)  # x = 1 and 4
-    first = muster_cli("collect", "run")
+    first = muster_main("collect", "run")
     assert first.returncode == 1
     assert "2 new results; 2 done, 0 failed, 2 not there yet" in first.stdout
     assert "2 elements have not begun: 1, 2" in first.stdout
     element(muster_cli, target, 1)
     element(muster_cli, target, 2)
-    last = muster_cli("collect", "run")
+    last = muster_main("collect", "run")
     assert last.returncode == 1, "a task has failed"
     assert "2 new results; 3 done, 1 failed, 0 not there yet" in last.stdout
     assert [f.message for f in Run(tmp_path / "run").failures()] == ["ValueError: two"]
@@ -139,12 +147,14 @@ def test_an_array_that_makes_no_sense_is_refused(
     assert says in done.stderr
 
 
-def test_a_run_without_elements_has_nothing_to_collect(target: Path, muster_cli: MusterCli) -> None:
+def test_a_run_without_elements_has_nothing_to_collect(
+    target: Path, muster_cli: MusterCli, muster_main: MusterCli
+) -> None:
     made = muster_cli(
         "sweep", f"{target}:sometimes", "--grid", "x=1", "--devices", "cpu:1", "--run-dir", "run"
     )
     assert made.returncode == 0, made.stderr
-    done = muster_cli("collect", "run")
+    done = muster_main("collect", "run")
     assert done.returncode == 2
     assert "nothing to collect" in done.stderr
 
@@ -195,14 +205,14 @@ def test_every_element_that_is_there_is_collected(
         assert "bring the results here: muster collect run" in waited.stdout
     record = tmp_path / "run/elements/array.json"
     record.write_text(json.dumps({"elements": 2, "job_id": None}))
-    collected = muster_cli("collect", "run")
+    collected = muster_main("collect", "run")
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert "8 new results; 8 done, 0 failed, 0 not there yet" in collected.stdout
     assert muster_main("wait", "run").stdout == "run: done\n"
 
 
 def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
-    target: Path, muster_cli: MusterCli, tmp_path: Path
+    target: Path, muster_cli: MusterCli, muster_main: MusterCli, tmp_path: Path
 ) -> None:
     prepare(muster_cli, target)
     jobs = tmp_path / "run" / "pilots" / "jobs"
@@ -214,28 +224,28 @@ def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
     refused = seed(muster_cli, target, 2)
     (jobs / "8_2.out").write_text("set up\n" + refused)
     (jobs / "8_3.out").write_text("hello\nmodule: command not found\n")
-    status = muster_cli("status", "run").stdout
+    status = muster_main("status", "run").stdout
     assert "run: not collected" in status and "stopped" not in status
     assert "array of 4 elements: 3 ended" in status and "5 done, 0 failed; bring" in status
-    told = muster_cli("collect", "run").stdout.splitlines()
+    told = muster_main("collect", "run").stdout.splitlines()
     assert told[1].startswith(
         "element 2 ended with: muster: This run folder was made for another plan: grid x: 3 -> 1, 2"
     )
     assert told[1].endswith("(all of it: run/pilots/jobs/8_2.out)")
     assert told[2].startswith("element 3 ended with: hello; module: command not found")
     assert len(told) == 4, "nothing of element 1, whose last job was well"
-    as_json = check_printed("collect", muster_cli("collect", "run", "--json").stdout)
+    as_json = check_printed("collect", muster_main("collect", "run", "--json").stdout)
     assert list(as_json["ended_elements"]) == ["2", "3"]
 
 
 @pytest.mark.slurm
 def test_an_array_in_the_queue_is_not_called_stopped(
-    slurm: SlurmCluster, target: Path, muster_cli: MusterCli
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, muster_main: MusterCli
 ) -> None:
     words = ("sweep", f"{target}:square", *WORDS, "--on", "slurm", "--array", "4")
     sent = muster_cli(*words, "--slurm-arg", "hold")
     assert sent.returncode == 0, sent.stderr
-    status = muster_cli("status", "run").stdout
+    status = muster_main("status", "run").stdout
     assert "run: queued" in status
     assert "array of 4 elements: 4 queued" in status
-    assert muster_cli("collect", "run").stdout.count("elements have not begun: 0, 1, 2, 3") == 1
+    assert muster_main("collect", "run").stdout.count("elements have not begun: 0, 1, 2, 3") == 1

@@ -220,7 +220,7 @@ def test_a_second_coordinator_goes_on_with_the_workers_of_the_first(
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
     with started(tmp_path, "resume", str(run)) as second:
-        until(lambda: (run / "status.json").exists(), "the second coordinator is at work")
+        until(lambda: read_heartbeat(RunFolder(run)).session == 2, "the second one is at work")
         (tmp_path / "go").touch()
         ended(second)
     assert [path.read_text() for path in began] == ["x", "x"], "no task was begun twice"

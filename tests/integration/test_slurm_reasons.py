@@ -41,7 +41,7 @@ def test_a_start_that_failed_is_told_with_what_it_printed(
 
 
 def test_why_it_waits_is_said_once_and_in_the_status(
-    slurm: SlurmCluster, words: tuple[str, ...], muster_cli: MusterCli, tmp_path: Path
+    slurm: SlurmCluster, words: tuple[str, ...], muster_main: MusterCli, tmp_path: Path
 ) -> None:
     held = (*words, "--slurm-arg", "begin=now+1hour", "--workers", "1")
     with (tmp_path / "log").open("wb") as log:
@@ -50,7 +50,7 @@ def test_why_it_waits_is_said_once_and_in_the_status(
         )
     try:
         deadline = time.monotonic() + 300
-        while "BeginTime" not in (status := muster_cli("status", "run").stdout):
+        while "BeginTime" not in (status := muster_main("status", "run").stdout):
             assert time.monotonic() < deadline, status + (tmp_path / "log").read_text()
             time.sleep(0.2)
         assert "slurm/0: starting waits for SLURM: BeginTime (job " in status

@@ -36,14 +36,14 @@ def write_down(cli: MusterCli, place: Path, *words: str) -> list[str]:
 
 
 def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
-    muster_cli: MusterCli, tmp_path: Path
+    muster_cli: MusterCli, muster_main: MusterCli, tmp_path: Path
 ) -> None:
     (tmp_path / "p.py").write_text(PROGRAM)
     (tmp_path / "helper.py").write_text("k = 1\n")
     words = ("run", "--devices", "cpu:2", *QUIET, "--quiet", "--all-ranks", "--run-dir", "run",
              "p.py", "--time", "3 4")  # fmt: skip
     typed = write_down(muster_cli, tmp_path, *words)
-    assert muster_cli("status", "run").stdout.startswith("run: not begun\n")
+    assert muster_main("status", "run").stdout.startswith("run: not begun\n")
 
     (tmp_path / "helper.py").write_text("k = 2\n")
     refused = muster_cli("resume", "run", "--node-rank", "0")
@@ -60,7 +60,7 @@ def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
     assert "[1] words ['--time', '3 4'] 1" in done.stdout
     record = json.loads((tmp_path / "run" / "run.json").read_bytes())
     assert (record["argv"], record["cwd"]) == (typed, str(tmp_path))
-    assert muster_cli("status", "run").stdout.startswith("run: done\n")
+    assert muster_main("status", "run").stdout.startswith("run: done\n")
 
     (tmp_path / "helper.py").write_text("k = 3\n")
     write_down(muster_cli, tmp_path, *words[:1], "--allow-changed-code", *words[1:])
@@ -90,7 +90,7 @@ def test_a_training_goes_on_when_its_job_starts_again(
 
 
 def test_elements_do_what_one_sweep_does_and_go_on_by_their_own_folder(
-    muster_cli: MusterCli, tmp_path: Path
+    muster_cli: MusterCli, muster_main: MusterCli, tmp_path: Path
 ) -> None:
     (tmp_path / "t.py").write_text(TARGET)
     space = ("t.py:task", "--grid", "x=1,2,3", "--seeds", "2", "--seed-offset", "5")
@@ -99,7 +99,7 @@ def test_elements_do_what_one_sweep_does_and_go_on_by_their_own_folder(
         for number in range(int(count)):
             done = muster_cli("resume", name, "--element", str(number), "--quiet")
             assert done.returncode in (0, 1), done.stdout + done.stderr
-        collected = json.loads(muster_cli("collect", name, "--json").stdout)
+        collected = json.loads(muster_main("collect", name, "--json").stdout)
         assert collected["new"] == 6
     here = muster_cli("sweep", *space, "--devices", "cpu:1", *QUIET, "--run-dir", "here")
     assert here.returncode == 1, here.stderr
@@ -110,16 +110,16 @@ def test_elements_do_what_one_sweep_does_and_go_on_by_their_own_folder(
 
     assert table("seeds") == table("parts") == table("here")
     element = tmp_path / "seeds" / "elements" / "1"
-    shown = muster_cli("resume", str(element), "--dry-run")
+    shown = muster_main("resume", str(element), "--dry-run")
     assert shown.returncode == 0 and "(continued)" in shown.stdout, shown.stdout + shown.stderr
     assert "tasks    3" in shown.stdout
     (tmp_path / "t.py").write_text(TARGET.replace("x == 2", "x == 9"))
-    refused = muster_cli("resume", str(element))
+    refused = muster_main("resume", str(element))
     assert refused.returncode == 2 and "t.py" in refused.stderr
     (tmp_path / "t.py").write_text(TARGET)
     again = muster_cli("retry", str(element))
     assert again.returncode == 1 and "1 failed" in again.stdout, again.stdout + again.stderr
-    alone = muster_cli("resume", "here", "--element", "0")
+    alone = muster_main("resume", "here", "--element", "0")
     assert alone.returncode == 2 and "was not made with --array" in alone.stderr
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
+from tests.ports import free_port
 from tests.tracked import READERS, gang_folder, in_mlflow, in_tensorboard, logged
 
 from muster.api.trackers.guard import track
@@ -98,33 +98,25 @@ def test_a_training_s_files_for_tensorboard_are_not_written_twice(
     assert not (tmp_path / "inside" / "trackers" / "tensorboard.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "mlflow")) for name in READERS],
-)
-def test_hostile_names_and_numbers(tmp_path: Path, name: str) -> None:
-    names = ["_step", "step2", "loss²", "a b", "-x2d-", "/a/../b", "Δ/\u202eloss"]
-    line = {"step": 3, **dict.fromkeys(names, 1.5), "nan": math.nan, "inf": math.inf}
-    folder = gang_folder(tmp_path / "run ²'x", [line])
-    said: list[str] = []
-    assert track(folder, [name], said.append) == [], said
-    found = logged(READERS[name](folder))[""]
-    assert found.keys() == {*names, "nan", "inf"}
-    assert {value for key in names for value in found[key]} == {(3, 1.5)}
-
-
 @pytest.mark.parametrize("name", READERS)
-def test_folds_that_have_the_same_steps(tmp_path: Path, name: str) -> None:
-    lines = [
+def test_hostile_names_and_numbers_and_folds_that_have_the_same_steps(
+    tmp_path: Path, name: str
+) -> None:
+    names = ["_step", "step2", "loss²", "a b", "-x2d-", "/a/../b", "Δ/\u202eloss"]
+    hostile = {"step": 3, **dict.fromkeys(names, 1.5), "nan": math.nan, "inf": math.inf}
+    folds = [
         {"step": step, "_time": 10.0 * fold + step, "loss": fold + step / 4}
         for fold in range(2)
         for step in range(3)
     ]
-    folder = gang_folder(tmp_path / "run", lines, "run")
+    folder = gang_folder(tmp_path / "run ²'x", [*folds, hostile], "run")
     said: list[str] = []
     assert track(folder, [name], said.append) == [], said
+    found = logged(READERS[name](folder))[""]
     expected = sorted((step, fold + step / 4) for fold in range(2) for step in range(3))
-    assert logged(READERS[name](folder))[""]["loss"] == expected
+    assert found.pop("loss") == expected
+    assert found.keys() == {*names, "nan", "inf"}
+    assert {value for key in names for value in found[key]} == {(3, 1.5)}
 
 
 def test_a_w_and_b_that_writes_nothing_is_given_up(
@@ -143,8 +135,7 @@ def test_a_w_and_b_that_writes_nothing_is_given_up(
 @pytest.fixture
 def mlflow_server(tmp_path: Path) -> Iterator[str]:
     """MLflow's own server with SQLite on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    port = free_port()
     words = ("server", "--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}")
     place = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
     server = subprocess.Popen(

@@ -55,6 +55,7 @@ def test_gpus_that_are_not_there_are_a_clear_error(muster_main: MusterCli) -> No
     assert "91" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # the next one, of another recipe
 def test_ranks_of_torchrun_are_taken_as_they_are(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
@@ -81,7 +82,8 @@ def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: P
     assert not (tmp_path / "inside").exists()
     done = in_torchrun(tmp_path, "--json")
     assert done.returncode == 0, done.stderr
-    assert check_printed("train", done.stdout)["results"]["steps"] == 3
+    found = check_printed("train", done.stdout)["results"]
+    assert (found["strategy"], found["num_ranks"], found["steps"]) == ("ddp", 2, 3)
 
 
 @pytest.mark.quick

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 import pytest
 import torch
 from tests.conftest import MusterCli
+from tests.ports import free_port
 from tests.programs import slow_task
 from tests.unit.train.rank_jobs import last_weights
 
@@ -166,12 +166,6 @@ def ip(*words: str, is_needed: bool = True) -> int:
     done = subprocess.run(["ip", *words], capture_output=True, text=True)
     assert not (is_needed and done.returncode), f"ip {' '.join(words)}: {done.stderr}"
     return done.returncode
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_steps(run: Path, count: int, both: list[subprocess.Popen[str]]) -> None:

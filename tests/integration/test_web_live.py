@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.browser import Look, chromium, look, run_id
 from tests.made_runs import go_on, made_sweep
+from tests.ports import free_port
 from tests.web_server import web_server
 
 from muster.farm.ledger.store import Ledger
@@ -129,7 +130,7 @@ def test_a_sweep_is_live_and_no_point_is_lost_or_doubled(browser: Any, place: Pa
     words = ["sweep", "work.py:gated", "--grid", f"text={HOSTILE}", "--grid", "x=1,2"]
     with (
         running(place, *words, "--devices", "cpu:2") as process,
-        web_server(place) as server,
+        web_server(place, "--port", str(free_port())) as server,
         look(browser, server) as tab,
     ):
         run = to_the_run(tab)
@@ -189,7 +190,7 @@ def test_an_overview_follows_a_run_that_goes_on(browser: Any, place: Path) -> No
 def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -> None:
     with (
         running(place, "run", "--devices", "cpu:1", "talk.py"),
-        web_server(place) as server,
+        web_server(place, "--port", str(free_port())) as server,
         look(browser, server) as tab,
     ):
         to_the_run(tab, "/training")

@@ -40,7 +40,6 @@ test_web_live.py, stream: test_web_stream.py):
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -49,13 +48,15 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
 from tests.web_server import WebServer, web_server
+
+Main = Callable[..., subprocess.CompletedProcess[str]]
 
 WORK = """
 def square(x, ctx):
@@ -378,19 +379,21 @@ def test_a_socket_that_a_killed_process_has_left_is_no_hindrance(
         (["--socket=~/work.py"], 3, "left alone"),
     ],
 )
-def test_what_is_refused_at_the_start(place: Path, words: list[str], code: int, says: str) -> None:
-    command = [sys.executable, "-m", "muster", "web", *words]
-    env = {**os.environ, "XDG_STATE_HOME": str(place / "state"), "HOME": str(place)}
-    done = subprocess.run(
-        command, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+def test_what_is_refused_at_the_start(
+    place: Path, words: list[str], code: int, says: str, muster_main: Main,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+    monkeypatch.setenv("HOME", str(place))
+    done = muster_main("web", *words, folder=place)
     assert done.returncode == code and says in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_said(place: Path, server: WebServer) -> None:
-    command = [sys.executable, "-m", "muster", "web", "--port", str(server.port)]
-    env = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
-    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
+def test_a_port_that_is_taken_is_said(
+    place: Path, server: WebServer, muster_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+    done = muster_main("web", "--port", str(server.port), folder=place)
     assert done.returncode == 3 and f"port {server.port}" in done.stderr
 
 

@@ -32,6 +32,15 @@ def slow(x: int):
     return {"y": x}
 
 
+def waits(x: int):
+    """It ends once there is a file called go."""
+    note(f"began {x}")
+    while not Path("go").exists():
+        time.sleep(0.02)
+    note(f"ended {x}")
+    return {"y": x}
+
+
 def held(x: int):
     """The first one ends, the next one never does by itself."""
     note(f"began {x}")

@@ -78,4 +78,4 @@ def test_a_job_of_slurm_holds_the_port_at_which_its_nodes_meet_to_its_end() -> N
         assert not is_given_away(int(port))
         job.stdin.write("end\n")
         job.stdin.close()
-    wait_for(lambda: is_given_away(int(port)), 30)
+    wait_for(lambda: is_given_away(int(port)), 120)

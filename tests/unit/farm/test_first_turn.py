@@ -137,10 +137,10 @@ def test_a_reaper_is_there_while_the_first_worker_is_waited_for(executor: LocalE
     executor.start(1, SLOT)
     pid = executor._workers[1].process.pid
     os.kill(pid, signal.SIGSTOP)  # it says nothing
-    waiting = threading.Thread(target=executor.poll, args=(60.0,))
+    waiting = threading.Thread(target=executor.poll, args=(300.0,))
     waiting.start()
     try:
-        until_s = time.monotonic() + 10.0
+        until_s = time.monotonic() + 120.0
         while executor._reaper._process is None and time.monotonic() < until_s:
             time.sleep(0.01)
         assert executor._reaper._process is not None

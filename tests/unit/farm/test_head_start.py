@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.processes import is_gone
+from tests.ray_cluster import wait_for
 
 from muster.farm.events import Event, Results, WorkerReady
 from muster.farm.executors.base import Assignment
@@ -107,7 +109,7 @@ def test_one_that_does_not_fit_is_ended_and_another_is_begun(
         [begun] = children() - before
         if why == "killed":
             psutil.Process(begun).kill()
-            time.sleep(0.2)
+            wait_for(lambda: is_gone(begun))
         executor = with_start(assignment, head_start)
     try:
         pid, value = told(executor, slot)

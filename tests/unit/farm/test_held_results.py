@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ray_cluster import wait_for
 
 from muster.farm import canonical, held_results, wire
 from muster.farm.events import Event, Results, WorkerDied, WorkerReady
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there i
 SLOT = SlotSpec(slot_id=0, label="cpu0", devices=())
 #: The name of a task says what it does; the others behind it wait in its worker.
 SOURCE = """
-import ctypes, os, signal, time
+import ctypes, os, pathlib, signal, time
 
 def does(x):
     if x == 1:
@@ -34,6 +35,7 @@ def does(x):
     if x == 2:
         time.sleep(600)
     if x == 3:  # the interpreter is held all the while, as by an extension
+        pathlib.Path(__file__).with_name("holds").touch()
         ctypes.PyDLL(None).sleep(600)
     if x == 4 and not os.fork():
         os._exit(0)
@@ -98,9 +100,12 @@ def test_a_result_is_told_while_a_long_task_is_at_work_behind_it(rig: Rig) -> No
 
 
 @pytest.mark.thorough
-def test_a_task_that_holds_the_interpreter_hides_results_only_until_it_is_killed(rig: Rig) -> None:
+def test_a_task_that_holds_the_interpreter_hides_results_only_until_it_is_killed(
+    rig: Rig, tmp_path: Path
+) -> None:
     rig.send(0, 0, 0, 3)
-    time.sleep(0.3)
+    wait_for((tmp_path / "holds").exists)
+    time.sleep(0.1)  # it is asleep by then
     rig.executor.end(1, kill=True)
     rig.until(WorkerDied)
     assert rig.told() == [0, 1, 2]

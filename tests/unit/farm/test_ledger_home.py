@@ -233,7 +233,10 @@ def test_killed_on_the_way_to_another_host(place: Place, kill_at: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("second", ["b", "server"])
+@pytest.mark.parametrize(
+    "second",
+    ["b", pytest.param("server", marks=pytest.mark.slow)],  # TestHosts draws it too
+)
 def test_killed_at_each_write_on_the_way_to_another_host(second: str) -> None:
     for kill_at in range(1, 1000):
         with _folder() as name:

@@ -73,7 +73,7 @@ def test_a_task_is_not_blamed_for_a_look_that_began_before_it(
             _until(executor, Results)
         begin_s = time.monotonic()
         executor.poll(0.0)
-        assert time.monotonic() - begin_s < 5.0
+        assert time.monotonic() - begin_s < 60.0
         time.sleep(0.2)
     death = _until(executor, WorkerDied)
     assert isinstance(death, WorkerDied)

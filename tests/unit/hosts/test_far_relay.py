@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from muster.base.errors import SetupError
 from muster.hosts import far_relay
@@ -51,11 +52,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def free_port() -> int:
-    with socket.create_server((HOME, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def answers(place: Path, word: bytes) -> socket.socket:
     """Turns around what comes to the socket, and says a word first."""
     server = socket.socket(socket.AF_UNIX)
@@ -80,7 +76,7 @@ def answers(place: Path, word: bytes) -> socket.socket:
 def through(port: int, data: bytes) -> bytes:
     """What comes back where this is sent; nothing where the other end hangs up."""
     found = b""
-    with socket.create_connection((HOME, port), timeout=20) as line:
+    with socket.create_connection((HOME, port), timeout=120) as line:
 
         def send() -> None:
             with suppress(OSError):
@@ -97,7 +93,7 @@ def through(port: int, data: bytes) -> bytes:
 def test_a_port_leads_to_its_socket_and_to_another_one_later(
     here: Connection, folder: Path
 ) -> None:
-    port, much = free_port(), os.urandom(3 << 20)
+    port, much = free_port(HOME), os.urandom(3 << 20)
     assert here.ask("lead", HOME, {port: ""}) == []
     assert through(port, b"lost") == b""  # held, and nobody is there yet
     for word in (b"one", b"two"):
@@ -122,7 +118,7 @@ def test_nothing_is_handed_to_a_socket_of_another_user(here: Connection, folder:
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("another user needs root and setpriv")
     folder.chmod(0o777)
-    place, port = folder / "taken", free_port()
+    place, port = folder / "taken", free_port(HOME)
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
     with subprocess.Popen(
         [*words, "-IS", "-c", WAITS, str(place)], stdout=subprocess.PIPE, cwd="/"
@@ -137,7 +133,7 @@ def test_nothing_is_handed_to_a_socket_of_another_user(here: Connection, folder:
 
 
 def test_whether_a_port_leads_on_is_heard(here: Connection) -> None:
-    port = free_port()
+    port = free_port(HOME)
     assert here.ask("hear", HOME, port) is False
     here.ask("answer", HOME, port)
     assert here.ask("hear", HOME, port) is True
@@ -146,7 +142,7 @@ def test_whether_a_port_leads_on_is_heard(here: Connection) -> None:
 
 def test_who_answers_waits_until_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long other hosts are heard before."""
-    port = free_port()
+    port = free_port(HOME)
     with monkeypatch.context() as patch:
         patch.setattr(far_relay, "_LIMIT_S", 0.05)
         far_relay.answer(HOME, port)
@@ -157,7 +153,7 @@ def test_who_answers_waits_until_its_turn_comes(monkeypatch: pytest.MonkeyPatch)
 def test_a_port_is_free_for_ray_also_where_what_was_heard_is_told_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    port = free_port()
+    port = free_port(HOME)
     monkeypatch.setattr(far_relay, "_ONE_LIMIT_S", 0.1)
     far_relay.answer(HOME, port)
     with socket.create_server((HOME, 0)) as cable:
@@ -190,7 +186,7 @@ def test_sockets_go_with_the_start_and_those_of_a_killed_one_with_the_next(folde
         connection.ask("use", far_relay.__name__)
         assert not left.exists()
         server = answers(own, b"")
-        connection.ask("lead", HOME, {free_port(): str(own)})
+        connection.ask("lead", HOME, {free_port(HOME): str(own)})
         with Connection(Host(LOCAL)) as another:
             another.ask("use", far_relay.__name__)
         assert own.exists()
@@ -207,7 +203,7 @@ def test_a_socket_at_which_somebody_listens_a_moment_later_is_kept(
         one.bind(str(dead))
         two.bind(str(new))
         monkeypatch.setattr(far_relay, "Path", lambda _: new.parent / "none")  # of /proc
-        monkeypatch.setattr(far_relay, "_LISTENS_S", 0.3)
+        monkeypatch.setattr(far_relay, "_LISTENS_S", 2.0)
         timer = threading.Timer(0.1, two.listen)
         timer.start()
         far_relay._remove_dead()
@@ -244,4 +240,4 @@ def test_as_many_ports_are_held_as_the_hard_limit_allows(here: Connection, hard:
 def test_a_process_without_a_file_left_does_not_say_that_ports_are_taken(here: Connection) -> None:
     resource.prlimit(here._process.pid, resource.RLIMIT_NOFILE, (3, 3))
     with pytest.raises(SetupError, match=r"Port \d+ .* cannot be held: Too many open files"):
-        here.ask("are_free", HOME, free_port(), 1)
+        here.ask("are_free", HOME, free_port(HOME), 1)

@@ -80,12 +80,12 @@ def test_it_hears_no_signal_and_ends_with_its_caller() -> None:
     finally:
         caller.kill()
         caller.wait()
-    child.wait(20)
+    child.wait(120)
 
 
 def _child_of(pid: int) -> psutil.Process:
     """The process of the call, once its signals are ignored."""
-    for _ in range(600):
+    for _ in range(2400):
         for child in psutil.Process(pid).children():
             if _ignored(child.pid) & _ENDING == _ENDING:
                 return child

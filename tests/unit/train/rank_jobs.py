@@ -7,14 +7,14 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import random
-import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_ports
 
 from muster.rank.record import read_metrics
 from muster.rl.config import PpoConfig
@@ -112,7 +112,7 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
     that ended for so long, they hang and are ended. Figures are made and saved, but their files
     are empty: to render them would take as long as many of the trainings.
     """
-    ports = _free_ports(len(jobs))
+    ports = free_ports(len(jobs))
     mother = multiprocessing.get_context("spawn").Process(
         target=_be_mother, args=(root, list(jobs), ports, limit_s)
     )
@@ -158,23 +158,6 @@ def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) ->
         if rank.is_alive():
             rank.kill()
             rank.join()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that are not given to clients on their own."""
-    found: list[int] = []
-    candidates = list(range(15_000, 32_000))
-    random.Random().shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as attempt:
-            try:
-                attempt.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
