@@ -11,7 +11,8 @@ from tests.told import states, told
 
 import muster
 from muster.base.settings import read_settings
-from muster.devices.discovery import discover, to_json
+from muster.base.codec import to_json
+from muster.devices.discovery import discover
 from muster.devices.inventory import Device
 
 pytestmark = pytest.mark.gpu

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from muster.base.errors import SetupError
 from muster.base.settings import Settings
-from muster.devices.discovery import (
-    Device,
-    Holder,
-    Inventory,
-    apply_visibility,
-    discover,
-    from_json,
-    to_json,
-)
+from muster.base.codec import to_json
+from muster.devices.discovery import apply_visibility, discover
+from muster.devices.inventory import Device, Holder, Inventory, from_json
 
 FOUR = Inventory(
     devices=tuple(
