@@ -150,6 +150,7 @@ def _why_invalid(entry: str, first: str, physical: Sequence[Device]) -> str:
     highest = max(device.index for device in physical)
     return f"names no GPU of this host, whose GPUs are numbered 0 to {highest}"
 
+
 def discover(settings: Settings) -> Inventory:
     """The visible GPUs of this host, from ``settings.device_facts`` or else from the driver.
 

@@ -262,7 +262,6 @@ def _by_id(facts: Facts, request: DeviceRequest, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-
 def _backend(targets: Targets, torch: TorchFacts) -> str | None:
     wanted = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}.get(targets.kind)
     return wanted if wanted in (torch.backends or ()) else None

@@ -288,6 +288,5 @@ def _summed(host: str, label: str, device: _Device) -> DeviceSummary:
     )
 
 
-
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)

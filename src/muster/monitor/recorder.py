@@ -149,7 +149,6 @@ class Ticker:
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self.due_s - now_s)
 
-
     def taken(self, now_s: float) -> None:
         """The sample that was due has been taken; the next is the first one after ``now_s``."""
         following = math.floor((now_s - self._start_s) / self._interval_s) + 1

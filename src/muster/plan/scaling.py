@@ -205,7 +205,6 @@ def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Pr
     return tuple(_finished(work, machine, alone, _step(work, machine, n)) for n in counts)
 
 
-
 def _step(work: Work, machine: Machine, num_devices: int) -> _Step:
     samples = -(-work.global_batch // num_devices)
     compute = _compute(work, samples, num_devices)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from muster.search.names import StopRule
 from muster.search.records import (
     Decision,
     Ended,
@@ -25,7 +26,6 @@ from muster.search.records import (
     Standing,
 )
 from muster.search.spec import SearchSpec
-from muster.search.names import StopRule
 from muster.search.stopping.halving import Asha, AshaStop, Hyperband
 from muster.search.stopping.pbt import Pbt
 from muster.search.trials import (

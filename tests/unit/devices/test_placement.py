@@ -72,7 +72,6 @@ def labels(placement: Placement) -> list[str]:
         ("2", FOUR, {"per_gpu": 2}, ["cuda:0", "cuda:1", "cuda:0/1", "cuda:1/1"]),
         ("auto", MIXED, {}, ["cuda:1", "cuda:3"]),
         ("auto", MIXED, {"force": True}, ["cuda:0", "cuda:1", "cuda:3"]),
-
         ("2", MIXED, {}, ["cuda:1", "cuda:3"]),
         ("2", MIXED, {"force": True}, ["cuda:1", "cuda:3"]),
         ("3", MIXED, {"force": True}, ["cuda:0", "cuda:1", "cuda:3"]),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.base.codec import to_json
 from muster.base.settings import Settings
 from muster.devices import nvml
-from muster.base.codec import to_json
 from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.packing import MemorySampler, total_held
 

@@ -15,7 +15,11 @@ HOST = tuple(
 CUT = (
     *(
         Device(
-            index=0, uuid=uuid, name="T4", parent_uuid="GPU-aa11", gpu_instance=number,
+            index=0,
+            uuid=uuid,
+            name="T4",
+            parent_uuid="GPU-aa11",
+            gpu_instance=number,
             compute_instance=0,
         )
         for number, uuid in enumerate(["MIG-1111", "MIG-2222"], start=1)

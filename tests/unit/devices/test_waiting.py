@@ -19,10 +19,10 @@ from tests.conftest import MusterCli
 from tests.unit.devices.test_queue_notes import written
 
 from muster.api.start.options import GangOptions, SweepOptions
+from muster.base.codec import to_json
 from muster.base.errors import PlacementError, SetupError, UsageError
 from muster.base.settings import Settings
 from muster.base.signals import Interrupted, listening
-from muster.base.codec import to_json
 from muster.devices.inventory import Device, Holder, Inventory, parse_devices, parse_gpu_ids
 from muster.devices.leases import Lease, acquire
 from muster.devices.placement import Placement

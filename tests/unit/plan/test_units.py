@@ -44,7 +44,6 @@ def test_quotients_have_the_unit_that_physics_gives_them(
     ("left", "right", "product"),
     [
         (Watts(700.0), Seconds(3600.0), Joules(2.52e6)),  # 700 W for an hour: 0.7 kWh
-
         (Seconds(1.5), 4, Seconds(6.0)),
         (4, Seconds(1.5), Seconds(6.0)),
     ],
@@ -118,4 +117,3 @@ def test_what_is_shown_has_its_unit(quantity: Quantity, text: str) -> None:
 def test_hours_and_kilowatt_hours_are_the_only_conversions(value: float) -> None:
     assert Seconds(value).hours * 3600 == pytest.approx(value)
     assert Joules(value).kilowatt_hours * 3.6e6 == pytest.approx(value)
-
