@@ -92,7 +92,7 @@ class BytesPerSecond(Quantity):
 class Bytes(Quantity):
     unit = "B"
 
-    @overload
+    @overload  # type: ignore[override]  # by a rate as well
     def __truediv__(self, other: Self) -> float: ...
     @overload
     def __truediv__(self, other: BytesPerSecond) -> Seconds: ...
@@ -121,7 +121,7 @@ class Flops(Quantity):
 
     unit = "FLOP"
 
-    @overload
+    @overload  # type: ignore[override]  # by a rate as well
     def __truediv__(self, other: Self) -> float: ...
     @overload
     def __truediv__(self, other: FlopsPerSecond) -> Seconds: ...
@@ -151,7 +151,7 @@ class Joules(Quantity):
 class Watts(Quantity):
     unit = "W"
 
-    @overload
+    @overload  # type: ignore[override]  # by a time as well
     def __mul__(self, factor: float) -> Self: ...
     @overload
     def __mul__(self, factor: Seconds) -> Joules: ...
