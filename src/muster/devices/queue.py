@@ -336,7 +336,7 @@ class _Walk:
 
 
 def _starts(world: World, order: Sequence[Ticket], why: Mapping[str, Why]) -> dict[str, float]:
-    """In how many seconds each begins, where the ends of those ahead are known or can be guessed."""
+    """In how many seconds each begins, if the ends of those ahead are known or can be guessed."""
     ready: dict[str, float | None] = dict.fromkeys(world.free, 0.0)
     for one in world.holdings:
         ready[one.device] = _ends_in_s(one, world)
