@@ -261,19 +261,15 @@ class Sampler(Protocol):
 
     def pick(self, number: int) -> dict[str, Any]:
         """The setting of trial ``number``."""
-        ...
 
     def fix(self, number: int, params: Mapping[str, Any]) -> None:
         """Trial ``number`` has this setting, whatever was picked."""
-        ...
 
     def recall(self, number: int, params: Mapping[str, Any], by: str) -> None:
         """Do again what this trial once came from, a `pick` or a `fix`."""
-        ...
 
     def tell(self, trial: Trial) -> None:
-        """This trial has ended, or rests at a mark."""
-        ...
+        """This trial has ended, or is paused at a mark."""
 
 
 class RandomSampler:
