@@ -10,8 +10,9 @@ from tests.programs import read_program
 from tests.told import states, told
 
 import muster
+from muster.base.codec import to_json
 from muster.base.settings import read_settings
-from muster.devices.discovery import discover, to_json
+from muster.devices.discovery import discover
 from muster.devices.inventory import Device
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,9 @@ from tests.programs import read_program
 from tests.told import states, told
 
 import muster
+from muster.base.codec import to_json
 from muster.base.errors import SetupError
-from muster.devices.inventory import Device, Inventory, to_json
+from muster.devices.inventory import Device, Inventory
 
 pytestmark = pytest.mark.thorough
 

@@ -14,9 +14,9 @@ import pytest
 from tests.conftest import MusterCli
 
 import muster
+from muster.base.codec import to_json
 from muster.base.errors import PlacementError
 from muster.base.settings import read_settings
-from muster.devices.discovery import to_json
 from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.leases import Lease, acquire
 

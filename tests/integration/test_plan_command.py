@@ -226,6 +226,7 @@ def test_cards_of_this_machine_are_meant_by_a_number(
         (("runs/none",), 2, "Unknown run 'runs/none'"),
         (("digits", "--devices", "RTX 4190 x2", "--calibrate"), 2, "did you mean 'RTX 4090'"),
         (("digits", "--calibrate", "--", "--widht", "3"), 2, "--widht"),
+        (("latin.py:Task", "--calibrate", "--devices", "cpu:1"), 2, "no model"),
         (("params=1e6", "--", "--width", "3"), 2, "only a task has flags of its own"),
         (("params=1e6", "--workers", "2"), 2, "only the run of a sweep has workers"),
         (("hf:none.json", "--memory"), 3, "There is no model config"),
@@ -241,6 +242,8 @@ def test_mistakes_are_told_without_a_traceback(
 ) -> None:
     (tmp_path / "facts.json").write_text('{"devices": [], "problem": "no driver"}')
     monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
+    bytes_ = 'import os\nos.write(2, b"\\xff\\n")\nraise RuntimeError("no model")\n'
+    (tmp_path / "latin.py").write_text(bytes_)
     done = plan_here(*words)
     assert done.returncode == code, done.stderr
     assert text in done.stderr and "Traceback" not in done.stderr

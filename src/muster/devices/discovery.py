@@ -3,7 +3,7 @@
 `visible` applies CUDA's own rules, as a pure function. A host with four GPUs, numbered as
 nvidia-smi numbers them:
 
->>> host = [PhysicalDevice(index=i, uuid=u)
+>>> host = [Device(index=i, uuid=u, name="T4")
 ...         for i, u in enumerate(["GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"])]
 >>> def seen(value):
 ...     return [device.index for device in visible(value, host).devices]
@@ -45,33 +45,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster.base.settings import Settings, child_environment, replace_environment
+from muster.base.shown_text import count
 from muster.devices import nvml
-from muster.devices.inventory import Device, Holder, Inventory, from_json, read_facts, to_json
+from muster.devices.inventory import Device, Inventory, read_facts
 
 #: SLURM's way to say that the job was given no GPU.
 _SLURM_NO_GPU = "NoDevFiles"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhysicalDevice:
-    """A GPU, or a MIG instance (``parent_uuid`` set), before CUDA_VISIBLE_DEVICES is applied."""
-
-    index: int
-    uuid: str
-    parent_uuid: str | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Visibility:
     """The visible devices in CUDA's order, and what is wrong with the value, if anything."""
 
-    devices: tuple[PhysicalDevice, ...]
+    devices: tuple[Device, ...]
     problem: str | None = None
 
 
-def visible(value: str | None, physical: Sequence[PhysicalDevice]) -> Visibility:
+def visible(value: str | None, physical: Sequence[Device]) -> Visibility:
     """Apply ``value`` of CUDA_VISIBLE_DEVICES (None: not set) to the devices of a host."""
     if value is None:
         return Visibility(devices=tuple(physical))
@@ -85,7 +75,7 @@ def visible(value: str | None, physical: Sequence[PhysicalDevice]) -> Visibility
         )
 
     entries = value.split(",")
-    chosen: list[PhysicalDevice] = []
+    chosen: list[Device] = []
     for position, entry in enumerate(entries, start=1):
         if _is_stop_sign(entry, entries[0]):
             break
@@ -95,7 +85,8 @@ def visible(value: str | None, physical: Sequence[PhysicalDevice]) -> Visibility
                 devices=tuple(chosen),
                 problem=f"CUDA_VISIBLE_DEVICES={value}: entry {position} ({entry!r}) "
                 f"{_why_invalid(entry, entries[0], physical)}, so CUDA ignores it and "
-                f"everything after it; {_count(chosen)}. Correct the list, or unset the variable.",
+                f"everything after it; {count(len(chosen), 'GPU is', 'GPUs are')} visible. "
+                "Correct the list, or unset the variable.",
             )
         if any(device in chosen for device in matches):
             return Visibility(
@@ -113,9 +104,7 @@ def _is_stop_sign(entry: str, first: str) -> bool:
     return not first.startswith(("GPU-", "MIG-")) and number is not None and number < 0
 
 
-def _matches(
-    entry: str, first: str, physical: Sequence[PhysicalDevice]
-) -> tuple[PhysicalDevice, ...]:
+def _matches(entry: str, first: str, physical: Sequence[Device]) -> tuple[Device, ...]:
     """The devices that ``entry`` stands for: none when invalid, several for a GPU cut by MIG."""
     if first.startswith("MIG-"):
         return tuple(device for device in physical if entry in _mig_spellings(device))
@@ -126,18 +115,18 @@ def _matches(
     return tuple(device for device in physical if device.index == number)
 
 
-def _mig_spellings(device: PhysicalDevice) -> tuple[str, ...]:
+def _mig_spellings(device: Device) -> tuple[str, ...]:
     if device.parent_uuid is None:
         return ()
     older = f"MIG-{device.parent_uuid}/{device.gpu_instance}/{device.compute_instance}"
     return (device.uuid, older)
 
 
-def _gpu_uuid(device: PhysicalDevice) -> str:
+def _gpu_uuid(device: Device) -> str:
     return device.parent_uuid or device.uuid
 
 
-def _gpus_starting_with(entry: str, physical: Sequence[PhysicalDevice]) -> set[str]:
+def _gpus_starting_with(entry: str, physical: Sequence[Device]) -> set[str]:
     if not entry.startswith("GPU-"):
         return set()
     return {_gpu_uuid(device) for device in physical if _gpu_uuid(device).startswith(entry)}
@@ -148,7 +137,7 @@ def _leading_number(entry: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _why_invalid(entry: str, first: str, physical: Sequence[PhysicalDevice]) -> str:
+def _why_invalid(entry: str, first: str, physical: Sequence[Device]) -> str:
     for prefix in ("GPU-", "MIG-"):
         if first.startswith(prefix) and not entry.startswith(prefix):
             return f"does not start with {prefix} as the first entry does"
@@ -160,24 +149,6 @@ def _why_invalid(entry: str, first: str, physical: Sequence[PhysicalDevice]) -> 
         return "names no GPU: this host has none"
     highest = max(device.index for device in physical)
     return f"names no GPU of this host, whose GPUs are numbered 0 to {highest}"
-
-
-def _count(chosen: Sequence[PhysicalDevice]) -> str:
-    return "1 GPU is visible" if len(chosen) == 1 else f"{len(chosen)} GPUs are visible"
-
-
-__all__ = [
-    "Device",
-    "Holder",
-    "Inventory",
-    "apply_visibility",
-    "discover",
-    "from_json",
-    "name_gpus_by_number",
-    "numbers_of",
-    "to_json",
-    "why_lost",
-]
 
 
 def discover(settings: Settings) -> Inventory:
@@ -256,21 +227,10 @@ def apply_visibility(physical: Inventory, value: str | None) -> Inventory:
     """
     if not physical.devices:
         return replace(physical, cuda_visible_devices=value, visibility_note=None)
-    by_key = {_key(device): device for device in physical.devices if device.kind == "cuda"}
-    result = visible(value, tuple(by_key))
+    result = visible(value, [device for device in physical.devices if device.kind == "cuda"])
     return replace(
         physical,
-        devices=tuple(by_key[key] for key in result.devices),
+        devices=result.devices,
         cuda_visible_devices=value,
         visibility_note=result.problem,
-    )
-
-
-def _key(device: Device) -> PhysicalDevice:
-    return PhysicalDevice(
-        index=device.index,
-        uuid=device.uuid,
-        parent_uuid=device.parent_uuid,
-        gpu_instance=device.gpu_instance,
-        compute_instance=device.compute_instance,
     )

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Literal
 
 from muster.base.codec import MalformedError, decode
-from muster.base.codec import to_json as record_to_json
 from muster.base.errors import SetupError, UsageError
 
 ComputeMode = Literal["default", "prohibited", "exclusive process"]
@@ -94,11 +93,6 @@ class Inventory:
     has_mps: bool = False
 
 
-def to_json(inventory: Inventory) -> bytes:
-    """Readable JSON that ``from_json`` turns back into an equal value."""
-    return record_to_json(inventory)
-
-
 def from_json(data: bytes, source: str) -> Inventory:
     """The inventory in ``data``; ``source`` (a path, say) names it in the SetupError."""
     try:
@@ -137,7 +131,7 @@ def _refuse_impossible(devices: tuple[Device, ...]) -> None:
             raise MalformedError(f"two devices have the uuid {device.uuid!r}")
 
 
-#: No machine has so many cores; what asks for more is a slip of the pen.
+#: No machine has so many cores: a larger number is a slip of the pen.
 MOST_CPU_WORKERS = 4096
 
 

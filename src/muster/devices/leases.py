@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from muster.base.clock import Clock, SystemClock, iso_utc
+from muster.base.clock import iso_utc
 from muster.base.errors import SetupError
 from muster.base.processes import lineage
 from muster.base.settings import Settings
@@ -36,7 +36,6 @@ from muster.devices.tickets import Note, Use, add_up, own_uid, read_notes, user_
 if TYPE_CHECKING:
     from filelock import FileLock
 
-_CLOCK = SystemClock()
 _TOUCH_EVERY_S = 20.0
 
 
@@ -92,9 +91,9 @@ class Lease:
         add_up(self._settings.lease_folder, half_life_s, used)
 
     def touch(self, left_s: float | None = None) -> str:
-        """Say that it is still used, and for how long yet as far as that is known. Cheap.
+        """Say that it is still used, and for how much longer where that is known. Cheap.
 
-        Returns what the user should know, once: that the lock was removed and another run has it.
+        Returns, once, what the user should know: that the lock was removed and another run has it.
         """
         if time.monotonic() - self._touched_s < _TOUCH_EVERY_S:
             return ""
@@ -107,8 +106,8 @@ class Lease:
         return told
 
     def _keep_lock(self) -> str:
-        """What clears old files of /tmp away is not to think that nobody needs the lock, and where
-        it has removed it, the next one is ours as well."""
+        """Keep the file young, so that whatever clears old files out of /tmp leaves it; take the
+        lock anew where it was removed. Returns a warning where another run was faster."""
         path = Path(self._lock.lock_file)
         is_there = False
         with suppress(OSError):
@@ -132,18 +131,11 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def acquire(
-    uuid: str, run_name: str, settings: Settings, clock: Clock = _CLOCK
-) -> Lease | LeaseHeld:
+def acquire(uuid: str, run_name: str, settings: Settings) -> Lease | LeaseHeld:
     """Take the GPU without waiting, or say who has it.
 
     A second lease in the same process is refused too: it would be a second use of the GPU. Raises
@@ -169,7 +161,7 @@ def acquire(
         "device": uuid,
         "pid": os.getpid(),
         "run": run_name,
-        "since_s": clock.wall_s(),
+        "since_s": time.time(),
     }
     claim = None
     with suppress(OSError):  # the lock counts: a full disk must not cost the GPU
@@ -199,7 +191,8 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _who_planted(path: Path, error: OSError) -> int | None:
-    """The other user by whose file alone the lock cannot be opened: that costs this one GPU."""
+    """The other user whose file in this place is why the lock cannot be opened; it costs this one
+    GPU. None where the folder itself cannot be used."""
     try:
         about = path.lstat()
     except OSError:
@@ -215,7 +208,7 @@ def held_by(uuid: str, settings: Settings) -> LeaseHeld | None:
 
 
 def holders(settings: Settings) -> dict[str, LeaseHeld]:
-    """The same for all GPUs that somebody holds, by one look."""
+    """The same for all GPUs, from one look at the folder."""
     found: dict[str, LeaseHeld] = {}
     for note in read_notes(settings.lease_folder):
         if note.kind == "claim" and note.is_alive:
@@ -250,9 +243,8 @@ def place_and_lease(
     Two runs that each ask for two of four GPUs at the same moment both get two. With ``force``,
     and in a task of a sweep, which has leased them, a GPU leased by somebody else is used all the
     same, without a lease. ``kept``, leases by GPU that the caller has, become the placement's.
-    ``not_these``: GPUs that are kept for others, each with the reason; ``most``: no more than so
-    many of the others either, for the rules allow this user no more. ``refused`` gets those that
-    somebody else turned out to have.
+    ``not_these``: GPUs that are kept for others, each with the reason; ``most``: how many more the
+    rules allow this user. ``refused`` gets those that somebody else turned out to have.
     Raises what ``place`` and ``acquire`` raise; only what was kept stays leased then.
     """
     leases = dict(kept)

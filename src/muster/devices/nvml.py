@@ -20,11 +20,8 @@ from muster.devices.inventory import ComputeMode, Device, Holder, Inventory
 _MIB = 1024 * 1024
 #: NVML's number for the second version of its memory record: 40 bytes, version 2.
 _MEMORY_V2 = 40 | 2 << 24
-
-
 #: nvmlComputeMode_t: who may use a GPU. The first is the usual one: everybody.
 COMPUTE_MODES: dict[int, ComputeMode] = {0: "default", 2: "prohibited", 3: "exclusive process"}
-
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_DRIVER = (
@@ -82,7 +79,7 @@ def memory_used_mib(uuid: str) -> int | None:
     except Unavailable:
         return None
     handle = reader.read("nvmlDeviceGetHandleByUUID", uuid)
-    return None if handle is None else _memory(reader, handle)[1]
+    return None if handle is None else memory_mib(reader, handle)[1]
 
 
 def why_lost(uuid: str) -> str:
@@ -97,7 +94,7 @@ def why_lost(uuid: str) -> str:
     reader = Reader(library)
     handle = reader.read("nvmlDeviceGetHandleByUUID", uuid)
     if handle is not None:
-        _memory(reader, handle)
+        memory_mib(reader, handle)
     elif reader.code == library.NVML_ERROR_NOT_FOUND:
         return f"the driver has no GPU {uuid} any more; the kernel log (dmesg | grep Xid) says why"
     return "" if reader.broken is None else _does_not_answer(f"GPU {uuid}", reader.broken)
@@ -205,7 +202,7 @@ def _read_gpu(library: Any, index: int) -> list[Device]:
 def _read_device(reader: Reader, handle: Any, index: int, parent: Device | None) -> Device:
     uuid = reader.read("nvmlDeviceGetUUID", handle)
     name = reader.read("nvmlDeviceGetName", handle)
-    total_mib, used_mib = _memory(reader, handle)
+    total_mib, used_mib = memory_mib(reader, handle)
     capability = reader.read("nvmlDeviceGetCudaComputeCapability", handle)
     mode = reader.read("nvmlDeviceGetComputeMode", handle)
     holders = _holders(_memory_by_pid(reader, handle) or {})
@@ -231,7 +228,8 @@ def _read_device(reader: Reader, handle: Any, index: int, parent: Device | None)
     )
 
 
-def _memory(reader: Reader, handle: Any) -> tuple[int | None, int | None]:
+def memory_mib(reader: Reader, handle: Any) -> tuple[int | None, int | None]:
+    """MiB that a device has, and that anybody holds of it."""
     # The second version keeps the driver's own reserve apart. The first counts it as used, some
     # hundred MiB on large GPUs, and an idle GPU would look busy.
     info = reader.read("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)

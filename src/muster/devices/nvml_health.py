@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from muster.devices import nvml
-from muster.devices.nvml_usage import throttle_reasons
+from muster.devices.nvml_usage import read_throttle, scaled
 
 #: nvmlGpuP2PStatus_t, worded.
 _P2P_STATUS = {
@@ -124,9 +124,6 @@ def _handles(library: Any) -> Iterator[tuple[int, Any]]:
 
 def _read(reader: nvml.Reader, handle: Any, index: int) -> GpuHealth:
     read = reader.read
-    bits = read("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if bits is None:  # the name before driver 535
-        bits = read("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     ecc = read("nvmlDeviceGetEccMode", handle)
     rows = read("nvmlDeviceGetRemappedRows", handle)
     pages = read("nvmlDeviceGetRetiredPagesPendingStatus", handle)
@@ -139,11 +136,13 @@ def _read(reader: nvml.Reader, handle: Any, index: int) -> GpuHealth:
         pci_address=None if pci is None else pci_address(pci.busId),
         temperature_c=read("nvmlDeviceGetTemperature", handle, 0),
         slowdown_temperature_c=read("nvmlDeviceGetTemperatureThreshold", handle, _SLOWDOWN),
-        power_w=_watts(read("nvmlDeviceGetPowerUsage", handle)),
-        power_limit_w=_watts(read("nvmlDeviceGetEnforcedPowerLimit", handle)),
-        power_limit_default_w=_watts(read("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
+        power_w=scaled(read("nvmlDeviceGetPowerUsage", handle), 1000),
+        power_limit_w=scaled(read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+        power_limit_default_w=scaled(
+            read("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1000
+        ),
         performance_state=read("nvmlDeviceGetPerformanceState", handle),
-        throttle=None if bits is None else throttle_reasons(bits),
+        throttle=read_throttle(reader, handle),
         ecc_enabled=None if ecc is None else bool(ecc[0]),
         ecc_corrected=read("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _VOLATILE),
         ecc_uncorrected=read("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
@@ -194,10 +193,6 @@ def pci_address(bus_id: str | bytes) -> str:
     text = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}".lower()
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _either(*values: int | None) -> bool | None:

@@ -12,13 +12,8 @@ from typing import Any, Protocol
 
 from muster.base.settings import Settings
 from muster.devices import nvml
-from muster.devices.discovery import apply_visibility, discover
+from muster.devices.discovery import discover
 from muster.devices.inventory import Device, Holder, read_facts
-from muster.devices.nvml import command_of, owner_of
-
-_MIB = 1024 * 1024
-#: NVML's number for the second version of its memory record (see ``devices.nvml``).
-_MEMORY_V2 = 40 | 2 << 24
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons). An idle GPU
 #: clocks down as well, which is not throttling, so bit 0 is not here.
@@ -39,7 +34,7 @@ class GpuUsage:
     """One GPU or MIG instance at one moment; None: the driver does not say.
 
     ``index``: as in nvidia-smi. ``utilisation_percent``: share of the driver's last period in
-    which a kernel ran, which says nothing on how much of the GPU it filled. ``throttle``: why
+    which a kernel ran, which says nothing about how much of the GPU it filled. ``throttle``: why
     clocks are held down; () when they are not. ``pcie_receive_mib_s``: to the GPU.
     ``lost``: why it gives no figures any more.
     """
@@ -148,14 +143,14 @@ class DriverUsage:
             for counter in (library.NVML_PCIE_UTIL_RX_BYTES, library.NVML_PCIE_UTIL_TX_BYTES)
         )
         return replace(
-            usage, pcie_receive_mib_s=_scaled(receive, 1024), pcie_send_mib_s=_scaled(send, 1024)
+            usage, pcie_receive_mib_s=scaled(receive, 1024), pcie_send_mib_s=scaled(send, 1024)
         )
 
     def _holder(self, pid: int, used_mib: int | None) -> Holder:
         if pid not in self._owners:
             if len(self._owners) > 1000:
                 self._owners.clear()
-            self._owners[pid] = (owner_of(pid), command_of(pid))
+            self._owners[pid] = (nvml.owner_of(pid), nvml.command_of(pid))
         user, command = self._owners[pid]
         return Holder(pid=pid, user=user, used_mib=used_mib, command=command)
 
@@ -174,8 +169,16 @@ class FactsUsage:
         assert self._settings.device_facts is not None
         recorded = read_facts(self._settings.device_facts)
         # Every GPU of the file, or one that is hidden now would seem lost.
-        by_uuid = {d.uuid: d for d in apply_visibility(recorded, None).devices}
+        by_uuid = {device.uuid: device for device in recorded.devices}
         return tuple(_from_facts(device, by_uuid.get(device.uuid)) for device in self._devices)
+
+
+def read_throttle(reader: nvml.Reader, handle: Any) -> tuple[str, ...] | None:
+    """Why the clocks are held down; () when they are not."""
+    bits = reader.read("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if bits is None:  # the name before driver 535
+        bits = reader.read("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return None if bits is None else throttle_reasons(bits)
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
@@ -189,31 +192,25 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 def _read_fields(library: Any, reader: nvml.Reader, handle: Any, device: Device) -> GpuUsage:
     rates = reader.read("nvmlDeviceGetUtilizationRates", handle)
-    memory = reader.read("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
-    if memory is None:
-        memory = reader.read("nvmlDeviceGetMemoryInfo", handle)
-    # The call had another name before driver 535.
-    bits = reader.read("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if bits is None:
-        bits = reader.read("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    total_mib, used_mib = nvml.memory_mib(reader, handle)
     return GpuUsage(
         index=device.index,
         uuid=device.uuid,
         name=device.name,
         instance=device.gpu_instance,
         utilisation_percent=None if rates is None else float(rates.gpu),
-        memory_used_mib=None if memory is None else memory.used // _MIB,
-        memory_total_mib=device.memory_total_mib if memory is None else memory.total // _MIB,
-        power_w=_scaled(reader.read("nvmlDeviceGetPowerUsage", handle), 1000),
-        power_limit_w=_scaled(reader.read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+        memory_used_mib=used_mib,
+        memory_total_mib=device.memory_total_mib if total_mib is None else total_mib,
+        power_w=scaled(reader.read("nvmlDeviceGetPowerUsage", handle), 1000),
+        power_limit_w=scaled(reader.read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
         temperature_c=reader.read("nvmlDeviceGetTemperature", handle, library.NVML_TEMPERATURE_GPU),
         sm_clock_mhz=reader.read("nvmlDeviceGetClockInfo", handle, library.NVML_CLOCK_SM),
         memory_clock_mhz=reader.read("nvmlDeviceGetClockInfo", handle, library.NVML_CLOCK_MEM),
-        throttle=None if bits is None else throttle_reasons(bits),
+        throttle=read_throttle(reader, handle),
     )
 
 
-def _scaled(value: int | None, divisor: int) -> float | None:
+def scaled(value: int | None, divisor: int) -> float | None:
     return None if value is None else value / divisor
 
 

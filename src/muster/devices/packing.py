@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from muster.base.errors import UsageError
 from muster.base.host_memory import host_memory_mib, part_mib, tree
 from muster.base.settings import Settings
-from muster.base.shown_text import shown_mib
+from muster.base.shown_text import count, shown_mib
 from muster.devices import nvml
 from muster.devices.inventory import read_facts
 from muster.devices.placement import Placement
 
 #: What CUDA and its libraries hold on a GPU for each process, beside tensors: 450 to 700 MiB.
 CONTEXT_MIB = 700
+#: The share of a GPU's memory that stays free, for a task larger than all before.
+_HEADROOM = 0.1
 #: Workers that share a GPU with --per-gpu auto.
 MOST_PER_GPU = 8
 
@@ -31,18 +33,16 @@ def workers_that_fit(
     others_mib: int,
     current: int,
     cap: int,
-    headroom: float = 0.1,
 ) -> int:
     """The number of workers that this GPU should have now, between 1 and ``cap``.
 
     ``peaks_mib``: the highest memory of each finished task on this GPU; values of 0 mean that the
     sampler saw nothing and are left out. ``others_mib``: what processes that are not ours hold.
-    ``headroom``: the fraction of the total that stays free, for a task larger than all before.
 
     Without a peak or a total there is nothing to go by, so the number stays. It at most doubles
     per call: each doubling is checked against the peaks of the tasks that ran beside each other
     before the next. It shrinks at once when a peak or somebody else leaves less room. Raises
-    ValueError for a ``cap`` below 1 and for a ``headroom`` that is not a fraction.
+    ValueError for a ``cap`` below 1.
 
     >>> workers_that_fit(peaks_mib=[9000], total_mib=80000, others_mib=0, current=1, cap=16)
     2
@@ -53,13 +53,12 @@ def workers_that_fit(
     """
     if cap < 1:
         raise ValueError(f"cap must be at least 1, not {cap}")
-    if not 0.0 <= headroom < 1.0:
-        raise ValueError(f"headroom must be a fraction from 0 up to 1, not {headroom}")
+
     current = min(max(current, 1), cap)
     seen = [peak for peak in peaks_mib if peak > 0]
     if not seen or total_mib is None:
         return current
-    room_mib = total_mib * (1.0 - headroom) - others_mib
+    room_mib = total_mib * (1.0 - _HEADROOM) - others_mib
     fitting = int(room_mib // max(seen))
     return max(1, min(fitting, 2 * current, cap))
 
@@ -130,7 +129,7 @@ def total_held(
 
 def tasks_that_fit(most_mib: float | None) -> int | None:
     """How many tasks the memory of this machine has room for beside what others hold; None where
-    ``--memory`` does not say what one takes, or nobody knows what there is.
+    ``--memory`` does not say what one takes, or the host does not say what is free.
 
     Raises UsageError where not even one fits.
     """
@@ -170,8 +169,8 @@ def with_memory(
     kept = sorted(sorted(range(len(slots)), key=lambda at: turns[at])[:most])
     threads = max(1, cpu_count // most)
     note = (
-        f"{len(slots) - most} workers fewer than there is room for otherwise: each may take "
-        f"{shown_mib(most_mib)} of memory (--memory), and {most} fit."
+        f"{count(len(slots) - most, 'worker')} fewer than there is room for otherwise: each may "
+        f"take {shown_mib(most_mib)} of memory (--memory), and {most} fit."
     )
     return dataclasses.replace(
         placement,

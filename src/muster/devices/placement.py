@@ -13,19 +13,10 @@ from typing import Literal
 
 from muster.base.errors import PlacementError, UsageError
 from muster.base.shown_text import count as counted
-from muster.devices.inventory import Device, DeviceRequest, Inventory, parse_devices, parse_gpu_ids
+from muster.devices.inventory import Device, DeviceRequest, Inventory
 
-__all__ = [
-    "DeviceRequest",
-    "Placement",
-    "Skipped",
-    "Slot",
-    "busy_reason",
-    "parse_devices",
-    "parse_gpu_ids",
-    "place",
-]
-
+#: A GPU counts as free while others hold no more of it than this.
+_BUSY_MIB = 500
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 #: Why a MIG instance is left alone.
 _MIG = "a MIG instance: one process sees a single one of them"
@@ -85,25 +76,24 @@ def place(
     gpus_per_task: int,
     cpu_count: int,
     force: bool,
-    busy_threshold_mib: int = 500,
     leased: Mapping[str, str] = _NOBODY,
     own_pids: Collection[int] = (),
 ) -> Placement:
     """The slots that ``request`` means on this host.
 
     A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
-    ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
-    takes it all the same unless it is lost. ``own_pids``: this process and those it runs for, which
-    may hold a GPU that they now ask for. It is no error that fewer GPUs are free than were asked
-    for, as long as one task fits and the request is not exact. Raises UsageError for numbers that
-    contradict each other, and PlacementError when the host has too few GPUs or none is left.
+    500 MiB of it, or when its UUID is in ``leased`` (UUID -> reason); ``force`` takes it all the
+    same unless it is lost. ``own_pids``: this process and those it runs for, which may hold a GPU
+    that they now ask for. It is no error that fewer GPUs are free than were asked for, as long as
+    one task fits and the request is not exact. Raises UsageError for numbers that contradict each
+    other, and PlacementError when the host has too few GPUs or none is left.
     """
     _check(request, per_gpu, gpus_per_task, cpu_count)
     if request.kind == "cpu":
         return _on_cpu(request.count, cpu_count, (), _idle_options(per_gpu, gpus_per_task))
 
     gpus = _candidates(request, inventory, gpus_per_task)
-    reasons = {gpu.ordinal: _reason(gpu, leased, busy_threshold_mib, own_pids) for gpu in gpus}
+    reasons = {gpu.ordinal: _reason(gpu, leased, own_pids) for gpu in gpus}
     usable = [
         gpu for gpu in gpus if gpu.device.lost is None and (force or not reasons[gpu.ordinal])
     ]
@@ -149,20 +139,18 @@ def place(
     return Placement(slots=slots, skipped=tuple(skipped), notes=notes)
 
 
-def busy_reason(
-    device: Device, busy_threshold_mib: int = 500, own_pids: Collection[int] = ()
-) -> str | None:
+def busy_reason(device: Device, own_pids: Collection[int] = ()) -> str | None:
     """Who else than ``own_pids`` holds ``device``, in words; None when it is free.
 
-    It is free while others hold no more than the threshold in total. The total counts because
-    the driver may not list processes of other containers and users.
+    It is free while others hold no more than 500 MiB in total. The total counts because the driver
+    may not list processes of other containers and users.
     """
     others = [holder for holder in device.holders if holder.pid not in own_pids]
     own = [holder.used_mib for holder in device.holders if holder.pid in own_pids]
     held_mib = sum(holder.used_mib or 0 for holder in others)
     if device.memory_used_mib is not None and None not in own:
         held_mib = device.memory_used_mib - sum(mib or 0 for mib in own)
-    if held_mib <= busy_threshold_mib:
+    if held_mib <= _BUSY_MIB:
         return None
     if not others:
         return f"busy: {held_mib} MiB are held by processes that the driver does not list"
@@ -172,7 +160,8 @@ def busy_reason(
         + ("memory" if holder.used_mib is None else f"{holder.used_mib} MiB")
         for holder in largest[:3]
     ]
-    more = f" and {len(largest) - 3} more processes" if len(largest) > 3 else ""
+    left = len(largest) - 3
+    more = f" and {counted(left, 'more process', 'more processes')}" if left > 0 else ""
     return f"busy: {', '.join(words)}{more}"
 
 
@@ -256,14 +245,12 @@ def _find(name: str, gpus: Sequence[_Gpu], request: DeviceRequest, inventory: In
     raise PlacementError(f"{request.text}: there is no {what}; {_host(inventory)}.", hint=hint)
 
 
-def _reason(
-    gpu: _Gpu, leased: Mapping[str, str], busy_threshold_mib: int, own_pids: Collection[int]
-) -> str | None:
+def _reason(gpu: _Gpu, leased: Mapping[str, str], own_pids: Collection[int]) -> str | None:
     if gpu.device.lost is not None:
         return f"lost: {gpu.device.lost}"
     if gpu.device.compute_mode == "prohibited":
         return "its compute mode is PROHIBITED (nvidia-smi -c DEFAULT lets programs use it)"
-    return leased.get(gpu.device.uuid) or busy_reason(gpu.device, busy_threshold_mib, own_pids)
+    return leased.get(gpu.device.uuid) or busy_reason(gpu.device, own_pids)
 
 
 def _refuse_sharing(usable: Sequence[_Gpu], per_gpu: int) -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is on a shared machine: from what waits, is held and was used to who gets what.
+"""Whose turn it is on a shared machine: who gets which GPU, by what waits, is held and was used.
 
 Pure. Every process that waits computes the same from the same folder, so nobody has to be asked.
 What is decided here is only an order: that no GPU is taken twice is the work of the leases.
@@ -7,7 +7,8 @@ The order: the higher level first; then who has used less, by what each user is 
 waits longer. A level is a priority, and grows with the hours of waiting up to the highest that
 there is, so a low one waits long and not for ever. What was used counts half as much after a
 half-life. A request that needs several GPUs at once is passed by smaller ones behind it for some
-minutes; from then on what is free is kept for it, where leases have the rest of what it needs.
+minutes; from then on free GPUs are kept for it, if the others that it needs are leased, since
+leases end.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from typing import Literal
 from muster.base.clock import human_duration
 from muster.base.shown_text import count
 
-#: So long a request that needs several GPUs lets smaller ones behind it pass.
+#: How long a request that needs several GPUs lets smaller ones behind it pass.
 PATIENCE_S = 300.0
-#: A level more for so long a wait.
+#: A ticket rises by a level each time that it has waited for this long.
 AGEING_S = 3600.0
-#: A holder counts for as much at least, so that GPUs that are free at once go to several users.
+#: A user is charged at least this much for each GPU, so that several that become free at the same
+#: time go to several users.
 LEAST_CHARGE_S = 600.0
 
 Why = Literal["turn", "held", "behind", "quota", "reserved", "asleep"]
@@ -34,7 +36,7 @@ Why = Literal["turn", "held", "behind", "quota", "reserved", "asleep"]
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
     """A run that waits. It begins with ``least`` of ``devices``, and takes up to ``most`` of them
-    by groups of ``group``. ``not_now``: those that it has found to be taken although nobody says
+    in groups of ``group``. ``not_now``: those that it has found to be taken although nobody says
     so. ``is_awake``: it has looked lately; others go past one that is stopped.
     """
 
@@ -75,7 +77,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """For some time, some GPUs (none named: all) are for some users only."""
+    """Some GPUs (all, where none is named) are for some users only, for some time."""
 
     uids: frozenset[int]
     devices: frozenset[str] = frozenset()
@@ -309,7 +311,7 @@ class _Walk:
                 self.left.difference_update(usable)
 
     def add_more(self, ticket: Ticket) -> None:
-        """What is left when everybody has what he needs goes to who can use more, by the order."""
+        """What is left when everybody has what they need goes to those who can use more."""
         if self.why[ticket.name] != "turn":
             return
         usable = self._usable(ticket)
@@ -334,7 +336,7 @@ class _Walk:
 
 
 def _starts(world: World, order: Sequence[Ticket], why: Mapping[str, Why]) -> dict[str, float]:
-    """When each begins, as far as the ends of those ahead are known or can be guessed."""
+    """In how many seconds each begins, if the ends of those ahead are known or can be guessed."""
     ready: dict[str, float | None] = dict.fromkeys(world.free, 0.0)
     for one in world.holdings:
         ready[one.device] = _ends_in_s(one, world)
@@ -359,5 +361,5 @@ def _ends_in_s(one: Holding, world: World) -> float | None:
     if world.typical_s is None:
         return None
     so_far_s = max(0.0, world.now_s - one.since_s)
-    # What has taken longer than most will take as long again, as likely as not.
+    # Without a known end, what has taken longer than usual is expected to take as long again.
     return world.typical_s - so_far_s if so_far_s < world.typical_s else so_far_s

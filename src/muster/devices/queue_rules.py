@@ -44,7 +44,7 @@ _MOST_BYTES = 1 << 20
 
 
 def read_rules(settings: Settings) -> Rules:
-    """The rules of this machine; those without a file are that all users are alike.
+    """The rules of this machine; without a file all users are alike.
 
     Raises SetupError for a file that others than root can write to, and for one that cannot be
     understood: a rule that is not kept would be worse than none.
@@ -140,7 +140,7 @@ def _terms(text: Mapping[str, Any], default: Terms, where: str) -> Terms:
 def _reservation(text: Mapping[str, Any]) -> Reservation:
     _check_names(text, {"users", "gpus", "from", "until"}, "[[reservation]]")
     if not isinstance(text.get("users"), list):
-        raise ValueError('a [[reservation]] says for whom it is: users = ["ada"]')
+        raise ValueError('a [[reservation]] must say whom it is for: users = ["ada"]')
     times = {}
     for name, default in (("from", -math.inf), ("until", math.inf)):
         value = text.get(name)

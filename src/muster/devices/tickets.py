@@ -1,16 +1,16 @@
-"""What runs of all users of a machine say of themselves in the lease folder: that they wait, what
-they hold, and what they have used.
+"""Notes in the lease folder: what the runs of all users of a machine say of themselves, that they
+wait, what they hold, and what they have used.
 
-Each is a file of its own, which only its user can change, since the folder is sticky. Whose it is
-says the kernel, as the owner of the file. Whether its process lives says the kernel too: by a
-record lock, which takes a file that is open for writing, so that nobody else can keep alive what
-has died. All that is written in it is for the order in the queue and for people; a run that lies
-about itself gains what it could gain without muster, and takes no GPU from a lease.
+Each note is a file of its own, which only its user can change, since the folder is sticky. The
+kernel says whose it is (the owner of the file) and whether its process lives: the process keeps a
+record lock, for which the file must be open for writing, so that nobody else can keep alive what
+has died. What is written in it serves only the order in the queue and people; a run that lies
+about itself gains no more than it could without muster, and takes no GPU from a lease.
 
 ===========  ===================================================================
 ``.ticket``  a run that waits; the time of change says when it looked last
 ``.claim``   a lease; that of a killed process counts up to its last change
-``.used``    what a user has used, in GPU seconds; his own runs add them up
+``.used``    what a user has used, in GPU seconds; the user's own runs add it up
 ===========  ===================================================================
 """
 
@@ -29,6 +29,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from muster.base.atomic_files import write_all
 from muster.base.shown_text import clean_text
 from muster.devices.queue import Holding, Ticket, decayed_s, part_left
 
@@ -38,12 +39,12 @@ if sys.platform != "win32":
 
 Kind = Literal["ticket", "claim", "used"]
 
-#: Of a file that anybody may have written, as much as is read; and of one user's files, as many.
+#: How much is read of a file, and how many files of one user: anybody may have written them.
 _MOST_BYTES, _MOST_FILES = 8192, 256
 _ENDINGS = (".ticket", ".claim", ".used", ".part")
-#: No number in one is larger: of seconds these are 3,000 years.
+#: A larger number in a note is not believed: in seconds this is 3,000 years.
 _MOST = 1e11
-#: A run that waits and has not looked for so long is stopped; others go past it.
+#: A waiting run that has not looked for this long counts as stopped, and others go past it.
 ASLEEP_S = 30.0
 #: The notes of this process, by place: to open one of them and close it would give up its lock.
 _ours: dict[Path, tuple[int, dict[str, Any]]] = {}
@@ -61,15 +62,16 @@ class Note:
     def put(self, record: dict[str, Any]) -> None:
         """Say this instead: whoever looks finds the old text or the new one, and it locked."""
         part = self.path.with_suffix(".part")
-        # Until it is locked nobody else may open it, or a lock of his for reading would stop ours.
+        # Until it is locked nobody else may open it, or their lock for reading would prevent ours.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         before = _ours.get(self.path)
         try:
-            os.write(handle, json.dumps(record).encode() + b"\n")
+            write_all(handle, json.dumps(record).encode() + b"\n")
             if sys.platform != "win32":
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.fchmod(handle, 0o644)
-            # First this, so that no other thread of ours opens it, and by closing it unlocks it.
+            # Before the rename: another thread of ours that finds the new file would open it, and
+            # by closing it give up the lock, for record locks belong to the whole process.
             _ours[self.path] = (os.getpid(), dict(record))
             os.replace(part, self.path)
         except BaseException:
@@ -92,13 +94,13 @@ class Note:
             os.utime(self._handle if os.utime in os.supports_fd else self.path)
 
     def remove(self) -> None:
-        if _ours.get(self.path, (0, {}))[0] == os.getpid():  # a child has it from its parent
+        if _ours.get(self.path, (0, {}))[0] == os.getpid():  # a forked child has a copy of `_ours`
             with suppress(OSError):
                 self.path.unlink()
         self.leave()
 
     def leave(self) -> None:
-        """Let the file stay, of which nobody is the writer any more."""
+        """Leave the file as it is, without a process behind it."""
         _ours.pop(self.path, None)
         if self._handle >= 0:
             os.close(self._handle)
@@ -121,6 +123,11 @@ class Found:
         """The name of the run as a terminal may show it."""
         text = self.record.get("run")
         return " ".join(clean_text(text[:200]).split()) if isinstance(text, str) else "unknown"
+
+    @property
+    def whose(self) -> str:
+        """``run NAME of USER``, for messages."""
+        return f"run {self.run} of {user_name(self.uid)}"
 
     @property
     def pid(self) -> int | None:
@@ -152,8 +159,8 @@ class _Entry(NamedTuple):
 
 
 def _listed(folder: Path) -> list[_Entry]:
-    """Whatever anybody has put there by these names, so this is all that is done for each: a user
-    who plants a hundred thousand files makes others list them, and read none of them.
+    """All files with the names of notes. No more than this is done for each of them: a user who
+    plants a hundred thousand files makes others list them, and not read them.
     """
     found: list[_Entry] = []
     with suppress(OSError), os.scandir(folder) as entries:  # nobody has leased anything so far
@@ -167,12 +174,12 @@ def _listed(folder: Path) -> list[_Entry]:
 
 
 def read_notes(folder: Path) -> list[Found]:
-    """All notes of the folder that are what they should be; of those that wait, who live."""
+    """All notes of the folder that are what they should be; tickets only of processes that live."""
     return _read_notes(folder, _listed(folder))
 
 
 def _read_notes(folder: Path, listed: Iterable[_Entry]) -> list[Found]:
-    """Of each user and kind the oldest, as many as are read; whoever waits sees itself besides."""
+    """The oldest notes of each user and kind, and those of this process, however many there are."""
     by_owner = defaultdict[tuple[int, str], list[str]](list)
     for entry in listed:
         if (kind := entry.kind) in ("ticket", "claim", "used"):
@@ -190,14 +197,14 @@ def _read_notes(folder: Path, listed: Iterable[_Entry]) -> list[Found]:
 
 
 def who_floods(folder: Path) -> dict[int, int]:
-    """The users who have more files there than anybody reads, with how many."""
+    """The users who have more files there than anybody reads, each with the number of them."""
     num_of = Counter(entry.uid for entry in _listed(folder))
     return {uid: number for uid, number in num_of.items() if number > 3 * _MOST_FILES}
 
 
 def _read(path: Path, kind: Kind) -> Found | None:
-    """The note; None for what is none, or has another name beside this one: by a second link
-    somebody else could let it count twice, or after its end.
+    """The note; None for what is none, and for a file with a second link, by which somebody else
+    could make it count twice, or after its end.
     """
     pid, record = _ours.get(path, (0, {}))
     if pid == os.getpid():
@@ -222,7 +229,7 @@ def _read(path: Path, kind: Kind) -> Found | None:
 
 
 def _is_locked(handle: int) -> bool:
-    """Whether its writer lives: to read along is refused as long as he has it for writing."""
+    """Whether its writer lives, whose lock for writing excludes ours for reading."""
     if sys.platform == "win32":
         return True
     try:
@@ -283,10 +290,10 @@ def use_of(note: Found, now_s: float, half_life_s: float) -> Use:
 
 
 def add_up(folder: Path, half_life_s: float, ended: Use | None = None) -> None:
-    """Put what this user's ended leases have cost into one file, with ``ended`` beside them.
+    """Put what this user's ended leases have cost into one file, and ``ended`` with them.
 
-    Two processes may do so at once: a file that one has renamed is gone for the other. What
-    cannot be written is forgotten, for it is only about the order in the queue.
+    Two processes may do so at once: what one has renamed the other no longer finds, so nothing
+    counts twice. What cannot be written is forgotten: it matters only to the order in the queue.
     """
     now_s, total = time.time(), ended or Use(0.0, 0.0)
     mine: list[Path] = []

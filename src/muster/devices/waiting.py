@@ -1,4 +1,4 @@
-"""Taking GPUs in turn: around what is kept for runs that wait, and waiting where that is wanted."""
+"""Taking GPUs in turn: those that are not kept for waiting runs, or in the queue by waiting."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from muster.devices.tickets import (
     user_name,
 )
 
-#: How often a run that waits looks; one that is far behind, all where many wait, and where a look
-#: takes long (a slow driver, a folder that somebody has filled), look less often.
+#: How often a waiting run looks. It looks less often when it is far behind, when many wait, and
+#: when a look takes long (a slow driver, a folder that somebody has filled).
 _LOOK_EVERY_S, _LOOK_AT_LEAST_EVERY_S, _LOOK_SHARE = 0.4, 15.0, 0.05
 #: A GPU that could not be leased is tried again after this.
 _TRY_AGAIN_S = 10.0
 _SAY_NEWS_EVERY_S, _SAY_EVERY_S = 5.0, 600.0
-#: Told once how a run of this process stands that begins to wait.
+#: Each is called once, with the place in the queue, when a run of this process begins to wait.
 on_wait: list[Callable[[str], None]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """How long a run waits for its GPUs at most, and who is told how it stands. 0: not at all."""
+    """How long a run waits for its GPUs at most (0: not at all), and who is told how it stands."""
 
     most_s: float = 0.0
     priority: int = 0
@@ -64,10 +64,6 @@ class Line:
 
     def of(self, name: str) -> Standing | None:
         return next((one for one in self.standings if one.ticket.name == name), None)
-
-    def run_of(self, name: str) -> str:
-        note = self.notes[name]
-        return f"run {note.run} of {user_name(note.uid)}"
 
 
 def look(inventory: Inventory, settings: Settings, rules: Rules) -> Line:
@@ -91,7 +87,7 @@ def look(inventory: Inventory, settings: Settings, rules: Rules) -> Line:
         if _works(device) and device.uuid not in holders
         and busy_reason(device, own_pids=own_pids) is None
     ]  # fmt: skip
-    # What only this process uses is free for it alone; the others see it in use.
+    # A GPU that only this process uses is free for it alone; the others see it in use.
     ours = frozenset(device.uuid for device in free if busy_reason(device) is not None)
     for at, ticket in enumerate(tickets):
         note = notes[ticket.name]
@@ -153,10 +149,7 @@ def not_free(inventory: Inventory, settings: Settings) -> dict[str, str]:
 
 
 def _leased(line: Line) -> dict[str, str]:
-    return {
-        device: f"leased by run {note.run} of {user_name(note.uid)}"
-        for device, note in line.holders.items()
-    }
+    return {device: f"leased by {note.whose}" for device, note in line.holders.items()}
 
 
 def _left_for(line: Line, rules: Rules, name: str = "") -> tuple[dict[str, str], int | None]:
@@ -173,7 +166,7 @@ def _left_for(line: Line, rules: Rules, name: str = "") -> tuple[dict[str, str],
 def _kept_for(line: Line, ticket: str) -> str:
     if not ticket:
         return "reserved for other users by the rules of this machine"
-    return f"kept for {line.run_of(ticket)}, which waits"
+    return f"kept for {line.notes[ticket].whose}, which waits"
 
 
 @dataclass(frozen=True)
@@ -219,7 +212,7 @@ class _Asked:
         if len(devices) < least:
             raise PlacementError(
                 f"Cannot wait for {count(least, 'GPU')} ({self.request.text}): programs can use "
-                f"{len(devices)} of this machine.", hint="muster doctor says what is wrong."
+                f"only {len(devices)} here.", hint="`muster doctor` says what is wrong."
             )  # fmt: skip
         return devices, least, most
 
@@ -281,15 +274,16 @@ class _Waiting:
             line = look(inventory, self._asked.settings, self._rules)
             took_s = time.thread_time() - began_s
             mine = line.of(ticket.path.name)
-            # Only of these GPUs: anybody may claim what is not there, as often as he likes.
+            # Only of these GPUs: anybody may claim what is not there, as often as they like.
             holders = frozenset(
                 line.holders[device.uuid].path.name
                 for device in inventory.devices if device.uuid in line.holders
             )  # fmt: skip
             has_just_asked = has_changed
             has_changed, seen = seen is not None and holders != seen, holders
-            # Only the driver knows whether what was given back is free. Asked twice in a row, where
-            # somebody takes and gives back all the time, this would never come to its turn or end.
+            # Only the driver knows whether what was given back is free, so it is asked again. Not
+            # twice in a row: where somebody takes and gives back all the time, this loop would
+            # never come to the lease, nor to the end of the wait.
             if has_changed and not has_just_asked:
                 continue
             if mine is not None and mine.gets:
@@ -309,7 +303,7 @@ class _Waiting:
     def _try(
         self, line: Line, mine: Standing, inventory: Inventory
     ) -> tuple[Placement, list[Lease]] | None:
-        """Lease what it gets; None where another run was faster, or holds it without a word."""
+        """Lease what it gets; None where another run was faster, or holds it without a note."""
         name = mine.ticket.name
         kept, _ = _left_for(line, self._rules, name)
         others = {
@@ -333,7 +327,7 @@ class _Waiting:
             device: at for device, at in self._refused.items() if now_s - at < _TRY_AGAIN_S
         }
         record["not_now"] = sorted(self._refused)
-        # Gone: something clears old files away, and a run without a ticket would wait for ever.
+        # Something may clear old files away, and a run without a ticket would wait for ever.
         if record != ticket.record or not ticket.path.exists():
             with suppress(OSError, SetupError):  # a full disk: the old text still holds
                 make_shared_folder(ticket.path.parent)
@@ -370,8 +364,7 @@ class _Waiting:
         what = "its GPUs" if mine is None else mine.ticket.asks
         return PlacementError(
             f"Waited {human_duration(waited_s)} for {what}{why}.",
-            hint="nothing was started. Wait longer (--wait alone is without end), or ask for "
-            "fewer.",
+            hint="nothing was started. Wait longer (--wait alone has no limit), or ask for fewer.",
         )
 
 
@@ -387,16 +380,16 @@ def reason(line: Line, one: Standing) -> str:
     if one.why == "quota":
         most = line.world.rules.terms(ticket.uid).max_gpus
         held = num_held(ticket.uid, line.world)
-        return f"{user_name(ticket.uid)} holds {held} GPUs and may hold {most}"
+        return f"{user_name(ticket.uid)} holds {count(held, 'GPU')} and may hold {most}"
     if one.why == "behind":
         ahead = [
             other.ticket.name for other in line.standings
             if {*other.keeps, *other.gets}.intersection(ticket.devices) and other is not one
         ]  # fmt: skip
         if ahead:
-            return f"what is free is kept for {line.run_of(ahead[0])}"
+            return f"what is free is kept for {line.notes[ahead[0]].whose}"
     holders = [line.holders[device] for device in ticket.devices if device in line.holders]
-    runs = dict.fromkeys(f"run {note.run} of {user_name(note.uid)}" for note in holders)
+    runs = dict.fromkeys(note.whose for note in holders)
     free = sum(device in line.world.free for device in ticket.devices)
     there = f"{free} {'is' if free == 1 else 'are'} free" if free else "none is free"
     if not runs:

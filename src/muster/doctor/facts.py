@@ -127,7 +127,7 @@ class MasterFacts:
 
     ``is_local``: the address is one of this host's. ``port_problem``: why the port could not be
     bound (on the master) or connected to (elsewhere). ``clock_skew_s``: this host's clock minus
-    the master's, by the exchange of the probe ``network``; ``peers``: hosts that came.
+    the master's, by the exchange of the probe ``network``.
     """
 
     run: Run = field(default_factory=Run)
@@ -300,10 +300,9 @@ class Extension:
 class Facts:
     """Everything the doctor knows about a machine.
 
-    ``inventory``: every GPU of the host, also those that CUDA_VISIBLE_DEVICES hides.
-
-    ``loaded``: the GPUs' health while the matrix products ran; ``environment``: only variables
-    that decide how a run behaves. ``driver``: how the reading of the driver itself ended.
+    ``inventory``: every GPU of the host, also those that CUDA_VISIBLE_DEVICES hides. ``loaded``:
+    the GPUs' health while the matrix products ran. ``environment``: only variables that decide how
+    a run behaves. ``driver``: how the reading of the driver itself ended.
     """
 
     version: int = FACTS_VERSION
@@ -348,10 +347,9 @@ def facts_from_json(data: bytes, source: str) -> Facts:
             raise MalformedError(
                 f"it has version {version}, and this muster reads up to {FACTS_VERSION}"
             )
-        facts = decode(Facts, record)
+        return decode(Facts, record)
     except ValueError as error:
         raise UsageError(
             f"The facts in {source} cannot be used: {error}.",
             hint="record them again with `muster doctor --save-facts FILE`.",
         ) from None
-    return facts

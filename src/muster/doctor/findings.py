@@ -1,5 +1,5 @@
-"""What checks work with: questions that several of them ask of the facts; and what the doctor says,
-findings with a severity, the exit code, and a file of repairs.
+"""What checks yield (findings with a severity), what is made of findings (the exit code, a file of
+repairs), and the questions that several checks ask of the facts.
 """
 
 from __future__ import annotations
@@ -170,15 +170,10 @@ def health_of_torch_device(facts: Facts, number: int) -> GpuHealth | None:
     return next((one for one in facts.health if one.index == gpus[number].index), None)
 
 
-def numbers(items: Sequence[int]) -> str:
-    """``0, 1 and 3``."""
-    words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def gpus_named(items: Sequence[int]) -> str:
     """``GPU 3``, ``GPUs 0, 1 and 3``."""
-    return f"GPU{'s' if len(items) > 1 else ''} {numbers(items)}"
+    *first, last = map(str, items)
+    return f"GPUs {', '.join(first)} and {last}" if first else f"GPU {last}"
 
 
 def accelerator_kind(facts: Facts) -> str | None:
@@ -186,6 +181,7 @@ def accelerator_kind(facts: Facts) -> str | None:
 
 
 def has_maker(facts: Facts, vendor: str) -> bool:
+    """Whether the host has GPUs of this maker that are meant for computing."""
     if vendor == "nvidia":
         return bool(facts.inventory.devices)
     # A processor's own graphics of AMD is on the bus as well; it is not meant for computing.

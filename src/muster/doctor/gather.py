@@ -18,6 +18,7 @@ from muster.base.codec import to_json
 from muster.base.errors import SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
+from muster.base.shown_text import count as counted
 from muster.devices.inventory import DeviceRequest, Inventory, parse_devices
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
@@ -207,12 +208,9 @@ def _with_measurements(
 def _with_matmuls(facts: Facts, targets: Targets, left: Callable[[], float]) -> Facts:
     single = replace(targets, devices=(0,)) if targets.kind == "cpu" else targets
     seen: list[tuple[GpuHealth, ...]] = []
-
-    def watch() -> None:
-        seen.append(read_loaded(limit_s=5.0))
-
     is_watched = targets.kind == "cuda" and bool(facts.health)
-    matmuls = measure_matmuls(single, left, limit_s=25.0, watch=watch if is_watched else None)
+    watch = (lambda: seen.append(read_loaded(limit_s=5.0))) if is_watched else None
+    matmuls = measure_matmuls(single, left, limit_s=25.0, watch=watch)
     return replace(facts, matmuls=matmuls, loaded=seen[0] if seen else ())
 
 
@@ -222,7 +220,7 @@ def choose_targets(facts: Facts, request: DeviceRequest) -> Targets | None:
     None when there are GPUs and all are in use: measuring would disturb their users.
     Raises UsageError for a device that does not exist.
     """
-    torch: TorchFacts = facts.torch
+    torch = facts.torch
     if request.kind == "cpu":
         return Targets(kind="cpu", devices=tuple(range(request.count or 2)))
     count = torch.accelerator_count or torch.device_count or 0
@@ -235,11 +233,13 @@ def choose_targets(facts: Facts, request: DeviceRequest) -> Targets | None:
         return Targets(kind="cpu", devices=(0, 1))
     if request.kind == "ids":
         return Targets(kind=torch.accelerator, devices=_by_id(facts, request, count))
-    free = tuple(at for at in range(count) if at not in _busy(facts))
+    gpus = working_gpus(facts)
+    busy = {at for at, gpu in enumerate(gpus) if busy_reason(gpu) is not None}
+    free = tuple(at for at in range(count) if at not in busy)
     if request.kind == "count":
         if (request.count or 0) > count:
             raise UsageError(
-                f"{request.text}: torch sees {count} device{'s' * (count != 1)}.",
+                f"{request.text}: torch sees {counted(count, 'device')}.",
                 hint=f"ask for {count} at most.",
             )
         rest = tuple(at for at in range(count) if at not in free)
@@ -260,11 +260,6 @@ def _by_id(facts: Facts, request: DeviceRequest, count: int) -> tuple[int, ...]:
             )
         found.append(number)
     return tuple(found)
-
-
-def _busy(facts: Facts) -> set[int]:
-    gpus = working_gpus(facts)
-    return {at for at, gpu in enumerate(gpus) if busy_reason(gpu) is not None}
 
 
 def _backend(targets: Targets, torch: TorchFacts) -> str | None:

@@ -107,7 +107,8 @@ def pci_gpus(devices: Path) -> tuple[PciGpu, ...]:
 
 
 def own_limit_counts(root: Path = Path("/")) -> bool | None:
-    """None: no group here has memory that it hands on."""
+    """Whether the kernel counts how often a control group came to its own memory limit; None where
+    no group here may divide its memory."""
     group = own_group(root)
     return None if group is None or not divides_memory(group) else counts_own_limit(group)
 

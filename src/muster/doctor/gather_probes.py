@@ -57,8 +57,8 @@ _SETTINGS = {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 class Outcome:
     """How a probe ended, and ``value``, its JSON object; {} where there is none.
 
-    The last object counts that a probe prints, so that one that hangs later does not lose what it
-    has measured.
+    The last object that a probe prints counts, so that one that hangs later has not lost what it
+    measured before.
     """
 
     run: Run
@@ -191,7 +191,7 @@ def read_answer(
         return otherwise, run
 
 
-#: Not worth a start: importing torch alone takes this long.
+#: With less time left no probe is started: importing torch alone takes this long.
 _LEAST_S = 4.0
 #: A pair of GPUs copies 64 MiB in milliseconds; only the first touches take longer.
 _PAIR_SILENCE_S = 10.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from muster.base.errors import SetupError, UsageError
-from muster.monitor.sample import COLUMNS, Row
+from muster.monitor.sample import COLUMNS, Row, rounded
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
@@ -89,7 +89,7 @@ def tail_file(parquet: Path, number: int) -> Path:
     return parquet.with_name(f".{parquet.name}.tail-{number}.jsonl")
 
 
-#: Where a Parquet file says up to which number the tail files are in it.
+#: In its metadata a Parquet file says which tail file, by its number, was the last that went in.
 FOLDED = b"muster.folded"
 
 
@@ -170,7 +170,7 @@ def _csv_line(fields: Sequence[Any]) -> bytes:
     return text.getvalue().encode()
 
 
-#: Clocks that are held down on purpose, which does not count as throttling.
+#: Reasons why clocks are held down on purpose, which does not count as throttling.
 _WANTED = {"none", "clocks set by user", "sync boost", "display clocks"}
 
 
@@ -179,7 +179,8 @@ class DeviceSummary:
     """One device of one machine; None: never known.
 
     ``energy_wh``: power over time by the trapezoid rule, without the times between two monitors.
-    ``throttled_percent``: of the samples that know, those held down by power, heat or hardware.
+    ``throttled_percent``: of the samples that know, those with clocks held down by power, heat or
+    hardware.
     ``num_lost``: samples in which the GPU gave no figures.
     """
 
@@ -257,7 +258,7 @@ class Summary:
     def _add_time(self, device: _Device, row: Row) -> None:
         before, device.before = device.before, (row.elapsed_s, row.power_w)
         if before is None or row.elapsed_s <= before[0]:
-            return  # the first of another monitor: nothing is known of the time between
+            return  # the first row of another monitor: nothing is known of the time between
         seconds = row.elapsed_s - before[0]
         device.duration_s += seconds
         if before[1] is not None and row.power_w is not None:
@@ -276,19 +277,15 @@ def _summed(host: str, label: str, device: _Device) -> DeviceSummary:
         num_samples=device.num_samples,
         num_lost=device.num_lost,
         duration_s=round(device.duration_s, 3),
-        mean_utilisation_percent=_rounded(device.utilisation.mean),
+        mean_utilisation_percent=rounded(device.utilisation.mean),
         max_utilisation_percent=device.utilisation.highest,
         max_memory_used_mib=_whole(device.memory.highest),
         memory_total_mib=device.memory_total_mib,
-        mean_power_w=_rounded(device.power.mean),
+        mean_power_w=rounded(device.power.mean),
         energy_wh=round(device.energy_ws / 3600, 4) if device.power.count > 1 else None,
         max_temperature_c=_whole(device.temperature.highest),
-        throttled_percent=_rounded(device.throttled.mean),
+        throttled_percent=rounded(device.throttled.mean),
     )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
 
 
 def _whole(value: float | None) -> int | None:

@@ -35,8 +35,8 @@ def record_run(
     *,
     node_rank: int = 0,
 ) -> AbstractContextManager[object]:
-    """A context that samples the host and the GPUs ``uuids`` into the run's folder, where those of
-    the moment count: a run may give some back and take others.
+    """A context that samples the host and the run's GPUs into the run's folder. ``uuids`` is asked
+    before each sample, because a run may give GPUs back and take others.
 
     ``interval_s`` 0: nothing is recorded. What goes wrong is said once and ends the recording only.
     """
@@ -124,17 +124,15 @@ def record(
     while not wait(ticker.wait_s(clock.monotonic_s())):
         sink.write(rows(sampler.take()))
         ticker.taken(clock.monotonic_s())
-    # Also a run that is shorter than the interval says what the host did.
+    # So a run that is shorter than the interval also says what the host did.
     sink.write(rows(sampler.take(quick=True)))
 
 
 class Ticker:
     """Computes when samples are due. Pure: the caller passes the time.
 
-    Delays do not add up, because each due time is computed from the start.
-
-    A sample that comes late does not shift those after it, and those that were missed (a slow
-    disk, a laptop asleep) are skipped rather than made up for.
+    Each due time is computed from the start, so delays do not add up. Samples that were missed (a
+    slow disk, a laptop asleep) are skipped and not made up for.
     """
 
     def __init__(self, interval_s: float, start_s: float) -> None:
@@ -150,9 +148,6 @@ class Ticker:
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self.due_s - now_s)
-
-    def is_due(self, now_s: float) -> bool:
-        return now_s >= self.due_s
 
     def taken(self, now_s: float) -> None:
         """The sample that was due has been taken; the next is the first one after ``now_s``."""
@@ -174,8 +169,8 @@ TYPED = ("SIGINT", "SIGQUIT")
 class Waiter:
     """A context for the main thread: signals become numbers in ``heard``, in their order.
 
-    Nothing is lost between looking and waiting: Python writes a byte into a socket for each
-    signal, and waiting is for that socket.
+    A signal between looking and waiting is not lost: Python writes a byte into a socket for each
+    signal, and waiting ends when there is something in that socket.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:

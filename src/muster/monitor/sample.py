@@ -10,7 +10,6 @@ containers are not seen.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import socket
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.clock import Clock
+from muster.base.codec import read_object
 from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage, UsageSource
 from muster.monitor.host import HostReader, HostUsage
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 class Sample:
     """All readings of one moment. ``time_s``: seconds since 1970, ``elapsed_s``: since the start.
 
-    ``work``: for the processes among ``gpus`` that muster has started, by pid.
+    ``work``: what the processes on ``gpus`` that muster has started are at, by pid.
     """
 
     time_s: float
@@ -124,13 +124,13 @@ def rows(sample: Sample) -> tuple[Row, ...]:
     first = Row(
         **when,
         device=HOST,
-        utilisation_percent=_rounded(host.cpu_percent),
+        utilisation_percent=rounded(host.cpu_percent),
         memory_used_mib=host.memory_used_mib,
         memory_total_mib=host.memory_total_mib,
-        disk_read_mib_s=_rounded(host.disk_read_mib_s, 3),
-        disk_write_mib_s=_rounded(host.disk_write_mib_s, 3),
-        network_receive_mib_s=_rounded(host.network_receive_mib_s, 3),
-        network_send_mib_s=_rounded(host.network_send_mib_s, 3),
+        disk_read_mib_s=rounded(host.disk_read_mib_s, 3),
+        disk_write_mib_s=rounded(host.disk_write_mib_s, 3),
+        network_receive_mib_s=rounded(host.network_receive_mib_s, 3),
+        network_send_mib_s=rounded(host.network_send_mib_s, 3),
     )
     return (first, *(_gpu_row(when, gpu, sample.work) for gpu in sample.gpus))
 
@@ -141,17 +141,17 @@ def _gpu_row(when: dict[str, Any], gpu: GpuUsage, work: Mapping[int, Work]) -> R
         device=gpu.label,
         name=_one_line(gpu.name),
         uuid=gpu.uuid or None,
-        utilisation_percent=_rounded(gpu.utilisation_percent),
+        utilisation_percent=rounded(gpu.utilisation_percent),
         memory_used_mib=gpu.memory_used_mib,
         memory_total_mib=gpu.memory_total_mib,
-        power_w=_rounded(gpu.power_w),
-        power_limit_w=_rounded(gpu.power_limit_w),
+        power_w=rounded(gpu.power_w),
+        power_limit_w=rounded(gpu.power_limit_w),
         temperature_c=gpu.temperature_c,
         sm_clock_mhz=gpu.sm_clock_mhz,
         memory_clock_mhz=gpu.memory_clock_mhz,
         throttle=None if gpu.throttle is None else "+".join(gpu.throttle) or "none",
-        pcie_receive_mib_s=_rounded(gpu.pcie_receive_mib_s),
-        pcie_send_mib_s=_rounded(gpu.pcie_send_mib_s),
+        pcie_receive_mib_s=rounded(gpu.pcie_receive_mib_s),
+        pcie_send_mib_s=rounded(gpu.pcie_send_mib_s),
         processes="; ".join(_process(p, work.get(p.pid)) for p in gpu.processes) or None,
         lost=_one_line(gpu.lost),
     )
@@ -164,7 +164,7 @@ def _process(process: Holder, work: Work | None) -> str:
     return _one_line(f"pid {process.pid}{owner}{used}" + (f", {work.label}" if work else "")) or ""
 
 
-def _rounded(value: float | None, digits: int = 1) -> float | None:
+def rounded(value: float | None, digits: int = 1) -> float | None:
     return None if value is None else round(value, digits)
 
 
@@ -267,7 +267,7 @@ def place_of(proc: Path, pid: int) -> _Place | None:
 def tasks_by_pid(folder: RunFolder) -> dict[int, str]:
     """Worker's pid → the task it was at a second ago, from the picture of a running sweep."""
     try:
-        picture: Any = json.loads(folder.status_json.read_bytes())
-        return {line["pid"]: line["task"] for line in picture["workers"] if line.get("pid")}
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        workers = read_object(folder.status_json)["workers"]
+        return {line["pid"]: line["task"] for line in workers if line.get("pid")}
+    except (LookupError, TypeError, AttributeError):
         return {}

@@ -7,13 +7,13 @@ Not guaranteed: that the last samples survive a power cut, because nothing waits
 
 from __future__ import annotations
 
-import importlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.base.atomic_files import replacing
+from muster.base.atomic_files import replacing, write_all
 from muster.base.errors import SetupError, UsageError
 from muster.monitor.files import (
     FOLDED,
@@ -28,6 +28,9 @@ from muster.monitor.files import (
     to_jsonl_start,
 )
 from muster.monitor.sample import COLUMNS, Row
+
+if sys.platform != "win32":
+    import fcntl
 
 #: Windows would make two bytes of each line break.
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -88,15 +91,15 @@ class LineSink:
         self._append(self._encode(rows))
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     def _append(self, data: bytes) -> None:
         size = os.fstat(self._file).st_size
         try:
-            written = os.write(self._file, data)
-            while written < len(data):  # a full disk takes a part and refuses the rest
-                written += os.write(self._file, data[written:])
-        except OSError:
+            write_all(self._file, data)
+        except OSError:  # a full disk has taken a part of it
             os.ftruncate(self._file, size)
             raise
 
@@ -133,15 +136,16 @@ class ParquetSink:
             self._fold()
             self._path.with_name(f".{self._path.name}.lock").unlink(missing_ok=True)
         finally:
+            self._tail.close()
             os.close(self._lock)
 
     def _open_tail(self) -> LineSink:
         return LineSink(tail_file(self._path, self._number), to_jsonl)
 
     def _fold(self) -> None:
-        self._tail.close()
         tail = tail_file(self._path, self._number)
         self._num_rows = write_parquet(self._path, read_jsonl(tail), self._number)
+        self._tail.close()  # only now: where the disk was full, the tail is still written to
         tail.unlink()
         self._number += 1
         self._num_waiting = 0
@@ -228,9 +232,7 @@ def _other_file(path: Path) -> UsageError:
 
 def _hold(descriptor: int, path: Path) -> None:
     """Refuse a second writer, where the system has locks of files."""
-    try:
-        fcntl = importlib.import_module("fcntl")
-    except ImportError:
+    if sys.platform == "win32":
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,11 +36,8 @@ _START = (
     "from muster.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 _FEWEST_STEPS = 4
-#: Ranks side by side: at most so many, for about so many seconds; a quarter of the steps at each
-#: end, when not all ranks are at work, is not counted.
-_MOST_SIDE_BY_SIDE = 8
-_SIDE_BY_SIDE_S = 2.0
-_MOST_STEPS = 2000
+#: Limits of the ranks side by side: how many, for about how many seconds, and how many steps.
+_MOST_SIDE_BY_SIDE, _SIDE_BY_SIDE_S, _MOST_STEPS = 8, 2.0, 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +116,7 @@ def _crowding(probe: Probe, alone: Steps, num_devices: int) -> Crowding:
     num_steps = min(_MOST_STEPS, max(probe.num_steps, wanted))
     longer = dataclasses.replace(probe, num_steps=num_steps)
     with ThreadPoolExecutor(num_devices) as pool:
+        # A quarter of the steps at each end does not count: not all ranks are at work then.
         runs = [
             pool.submit(run_steps, longer, alone.samples, trim=0.25) for _ in range(num_devices)
         ]
@@ -194,6 +192,7 @@ def run_steps(probe: Probe, batch: int | None, *, trim: float = 0.0) -> Steps:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # a user's program may print anything
             check=False,
             env=child_environment(threads),
         )

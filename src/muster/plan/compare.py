@@ -129,14 +129,14 @@ def store_plan(folder: RunFolder, record: Mapping[str, Any]) -> Path:
 
 
 def has_plan(folder: RunFolder) -> bool:
-    return (folder.plan_json).is_file()
+    return folder.plan_json.is_file()
 
 
 def write_comparison(folder: RunFolder) -> Comparison | None:
     """Predicted against measured of a finished training, written to plan_error.json.
 
     None where no plan was made for the folder, the training has not finished, or it ran on a
-    number of devices that the plan has not.
+    number of devices that the plan does not have.
     """
     if not has_plan(folder) or not folder.training_results.is_file():
         return None

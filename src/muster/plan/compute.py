@@ -1,4 +1,4 @@
-"""How long devices compute: one, and unlike or busy ones together.
+"""How long devices compute: one by itself, unlike ones in a gang, and workers that share tasks.
 
 One device: from what was measured at some batches, or from FLOPs and a peak.
 
@@ -82,7 +82,7 @@ def from_timings(timings: Sequence[Timing], source: str) -> ComputeTime:
     """The line through the smallest and the largest batch; with one batch, one through zero.
 
     Noise can make either part negative. A negative fixed part is taken as none; where more samples
-    took no more time, the larger batch counts alone. ``timings`` must not be empty.
+    took no more time, only the larger batch counts. ``timings`` must not be empty.
     """
     small, large = min(timings), max(timings)
     per_sample = large.seconds / large.samples
@@ -112,7 +112,7 @@ def from_flops(
     )
 
 
-_MOST = 65_536
+_MOST_DEVICES = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def _group(part: str, text: str, here: Sequence[Device]) -> Group:
 def _of_this_machine(count: int, here: Sequence[Device]) -> Group:
     if not here:
         raise SetupError(
-            f"--devices {count}: this machine has no GPU, so it is not known of which card.",
+            f"--devices {count}: this machine has no GPU, so it is not known which card is meant.",
             hint=f'name the card: --devices "H100 SXM x{count}"; or plan CPU ranks: cpu:{count}.',
         )
     names = sorted({device.name for device in here})
@@ -196,8 +196,8 @@ def _of_this_machine(count: int, here: Sequence[Device]) -> Group:
 
 def _count(digits: str, text: str) -> int:
     count = int(digits)
-    if not 1 <= count <= _MOST:
-        raise UsageError(f"--devices {text}: between 1 and {_MOST} devices, not {count}.")
+    if not 1 <= count <= _MOST_DEVICES:
+        raise UsageError(f"--devices {text}: write 1 to {_MOST_DEVICES:,} devices, not {count}.")
     return count
 
 

@@ -32,7 +32,7 @@ from muster.plan.units import (
     given,
 )
 
-#: The share of the peak that a training reaches of which nothing is known: usual, least, most.
+#: What a training of which nothing is known reaches of the peak: usually, at least, at most.
 _OF_OTHERS = Reach(0.25, 0.1, 0.5)
 _GRADIENT_BYTES = 4  # under autocast gradients are fp32
 
@@ -117,9 +117,9 @@ def compute_on(known: Known, group: Group) -> ComputeTime:
     calibration = known.calibration
     if calibration is None or is_derived(known, group):
         return _derived(known, group)
-    here = card_of(calibration.card)
-    if calibration.card == group.name or (here is not None and here == group.card):
+    if _is_measured_on(calibration, group):
         return calibration.compute
+    here = card_of(calibration.card)
     precision = known.precision_on(group)
     mine = None if here is None else here.peak_flops(precision)
     theirs = None if group.card is None else group.card.peak_flops(precision)
@@ -138,10 +138,15 @@ def is_derived(known: Known, group: Group) -> bool:
     calibration = known.calibration
     if calibration is None:
         return True
-    here = card_of(calibration.card)
-    if calibration.card == group.name or (here is not None and here == group.card):
+    if _is_measured_on(calibration, group):
         return False
-    return (here is None or group.card is None) and flops_of(known) is not None
+    is_unknown = card_of(calibration.card) is None or group.card is None
+    return is_unknown and flops_of(known) is not None
+
+
+def _is_measured_on(calibration: Calibration, group: Group) -> bool:
+    here = card_of(calibration.card)
+    return calibration.card == group.name or (here is not None and here == group.card)
 
 
 def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
@@ -225,7 +230,7 @@ def _utilisation(known: Known, group: Group) -> Figure[float]:
 
 
 def _reach(known: Known, group: Group) -> tuple[Reach, str]:
-    """The shares of the peak that such work reaches on such a device, and how that is known."""
+    """The shares of the peak that such work reaches on such a device, and where they are from."""
     kind = kind_of_work(known)
     if kind == "other":
         return _OF_OTHERS, "nothing is known of the work (--work); from small kernels to LLMs"
@@ -273,8 +278,7 @@ def _global_batch(known: Known) -> Figure[int]:
         return given(wanted, "--global-batch")
     if known.calibration is not None:
         return known.calibration.global_batch
-    knows_compute = flops_of(known) is not None
-    if knows_compute:
+    if flops_of(known) is not None:
         raise UsageError(
             "A plan needs the number of samples per optimizer step.", hint="give --global-batch."
         )

@@ -1,6 +1,5 @@
-"""Memory per GPU of a training by part: weights, gradients, optimizer, activations; does it fit?
-And what is known of a decoder-only transformer from its config.json: parameters, FLOPs,
-activations.
+"""Memory per GPU of a training by part (weights, gradients, optimizer, activations), and whether it
+fits; and what the config.json of a decoder-only transformer tells: parameters, FLOPs, activations.
 
 Muster computes under autocast: weights, gradients and AdamW's two moments are fp32 (16 bytes per
 parameter; Rajbhandari et al. 2020, "ZeRO", has the same sum for its mixed precision), and bf16 or
@@ -173,7 +172,7 @@ _FP32 = 4
 _STATES: dict[Optimizer, int] = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 #: What CUDA, its libraries and the allocator's rounding take before a tensor exists.
 CONTEXT = assumed(Bytes(0.75 * 2**30), "CUDA context, libraries and the allocator's rounding")
-#: Of the parameters, in the largest unit of a model of which only their number is known. A model
+#: The share of the parameters in the largest unit, where only their number is known. A model
 #: without a ModuleList of layers is one unit, and needs more.
 _UNIT_SHARE = assumed(1 / 16, "a usual layer of a deep model")
 _MOST_DEVICES = 4096

@@ -209,7 +209,7 @@ def _amount(record: Mapping[str, Any], key: str, place: str) -> float:
 def _source(record: Mapping[str, Any], place: str, where: str) -> str:
     for key in ("date", "source"):
         if not record.get(key):
-            raise _WrongPriceError(f"{place} has no {key}; a price without it means nothing later")
+            raise _WrongPriceError(f"{place} has no {key}; without it a price soon means nothing")
     return f"{where}, {record['date']}: {record['source']}"
 
 

@@ -40,8 +40,8 @@ from muster.plan.units import (
     measured,
 )
 
-_LIMIT = 9.0
-_POINTS = 1801
+#: Where the integral of `expected_largest` is cut off, and how many points it has.
+_LIMIT, _POINTS = 9.0, 1801
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +93,14 @@ FIRST_BUCKET = Bytes(2**20)
 BUCKET = Bytes(25 * 2**20)
 
 
-def buckets_of(
-    size: Bytes, first: Bytes = FIRST_BUCKET, bucket: Bytes = BUCKET
-) -> tuple[Bytes, ...]:
+def buckets_of(size: Bytes) -> tuple[Bytes, ...]:
     """The sizes of the buckets, in the order in which they are sent; they add up to ``size``."""
-    if size <= first:
+    if size <= FIRST_BUCKET:
         return (size,)
-    rest = size - first
-    whole = int(rest / bucket)
-    last = rest - bucket * whole
-    return (first, *[bucket] * whole, *([last] if last.value > 0 else []))
+    rest = size - FIRST_BUCKET
+    whole = int(rest / BUCKET)
+    last = rest - BUCKET * whole
+    return (FIRST_BUCKET, *[BUCKET] * whole, *([last] if last.value > 0 else []))
 
 
 def exposed(
@@ -110,8 +108,8 @@ def exposed(
 ) -> Seconds:
     """How long the step waits for gradients after a backward that takes ``backward``.
 
-    Gradients are taken to become ready evenly. ``send``: the time of an all-reduce. Never less
-    than the last bucket's own time, never more than that of all of them.
+    Gradients are taken to become ready evenly. ``send``: the time of an all-reduce. The result is
+    never less than the last bucket's own time, and never more than that of all of them.
     """
     total = sum(bucket.value for bucket in buckets)
     ready, line_free = 0.0, Seconds(0.0)
@@ -138,7 +136,7 @@ class Work:
     gathers them, None where they have as many; ``loading``: time per sample that a rank spends on
     fetching it between steps (loader processes hide it, then it is 0); ``input_rate``: samples/s
     that can be delivered to all devices together; ``num_steps``: None where it is not known;
-    ``spread``: of a device's compute time, relative, and ``crowding``: see ``stragglers``.
+    ``spread``: of a device's compute time, standard deviation over mean.
     """
 
     compute: ComputeTime
@@ -164,8 +162,8 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The prediction for one number of devices. ``communication`` is all of it, hidden or not."""
+class _Step:
+    """The parts of a step on some devices. ``communication`` is all of it, hidden or not."""
 
     num_devices: int
     samples_per_device: int
@@ -174,13 +172,19 @@ class Prediction:
     loading: Figure[Seconds]
     communication: Figure[Seconds]
     exposed: Figure[Seconds]
+    bound: Bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(_Step):
+    """The prediction for one number of devices."""
+
     samples_per_s: Figure[float]
     speed_up: Figure[float]
     efficiency: Figure[float]
     wall: Figure[Seconds] | None
     energy: Figure[Joules] | None
     cost: Figure[Money] | None
-    bound: Bound
 
     def record(self) -> dict[str, Any]:
         """As JSON, each figure with its unit and origin."""
@@ -199,20 +203,6 @@ def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Pr
         )
     alone = _step(work, machine, 1)
     return tuple(_finished(work, machine, alone, _step(work, machine, n)) for n in counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """The parts of a step on some number of devices, from which a `Prediction` is made."""
-
-    num_devices: int
-    samples_per_device: int
-    step: Figure[Seconds]
-    compute: Figure[Seconds]
-    loading: Figure[Seconds]
-    communication: Figure[Seconds]
-    exposed: Figure[Seconds]
-    bound: Bound
 
 
 def _step(work: Work, machine: Machine, num_devices: int) -> _Step:

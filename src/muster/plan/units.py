@@ -44,24 +44,23 @@ class Quantity(ABC):
         self._must_match(other, "subtracted")
         return dataclasses.replace(self, value=self.value - other.value)
 
-    def _times(self, other: Any) -> Any:
-        if isinstance(other, int | float):
-            return dataclasses.replace(self, value=self.value * other)
-        made = _PRODUCTS.get((type(self), type(other)))
-        if made is None:
-            raise TypeError(f"{_kind(self)} times {_kind(other)} is not a quantity known here")
-        return made(self.value * other.value)
+    def __mul__(self, factor: float) -> Self:
+        if not isinstance(factor, int | float):
+            raise TypeError(f"{_kind(self)} and {_kind(factor)} cannot be multiplied")
+        return dataclasses.replace(self, value=self.value * factor)
 
-    def _divided_by(self, other: Any) -> Any:
+    def __rmul__(self, factor: float) -> Self:
+        return self * factor
+
+    @overload
+    def __truediv__(self, other: Self) -> float: ...
+    @overload
+    def __truediv__(self, other: float) -> Self: ...
+    def __truediv__(self, other: Any) -> Any:
         if isinstance(other, int | float):
             return dataclasses.replace(self, value=self.value / other)
-        if type(self) is type(other):
-            self._must_match(other, "divided")
-            return self.value / other.value
-        made = _QUOTIENTS.get((type(self), type(other)))
-        if made is None:
-            raise TypeError(f"{_kind(self)} divided by {_kind(other)} is not a quantity known here")
-        return made(self.value / other.value)
+        self._must_match(other, "divided")
+        return self.value / other.value
 
     def _must_match(self, other: object, verb: str) -> None:
         if type(self) is not type(other):
@@ -70,18 +69,6 @@ class Quantity(ABC):
 
 class Seconds(Quantity):
     unit = "s"
-
-    def __mul__(self, other: float) -> Seconds:
-        return self._times(other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
-
-    @overload
-    def __truediv__(self, other: float) -> Seconds: ...
-    @overload
-    def __truediv__(self, other: Seconds) -> float: ...
-    def __truediv__(self, other: Any) -> Any:
-        return self._divided_by(other)
 
     @property
     def hours(self) -> float:
@@ -95,28 +82,25 @@ class Seconds(Quantity):
         return human_duration(self.value)
 
 
+class BytesPerSecond(Quantity):
+    unit = "B/s"
+
+    def __str__(self) -> str:
+        return f"{self.value / 1e9:.4g} GB/s"
+
+
 class Bytes(Quantity):
     unit = "B"
 
-    def __mul__(self, other: float) -> Bytes:
-        return self._times(other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
-
-    @overload
-    def __truediv__(self, other: float) -> Bytes: ...
-    @overload
-    def __truediv__(self, other: Bytes) -> float: ...
+    @overload  # type: ignore[override]  # by a rate as well
+    def __truediv__(self, other: Self) -> float: ...
     @overload
     def __truediv__(self, other: BytesPerSecond) -> Seconds: ...
     @overload
-    def __truediv__(self, other: Seconds) -> BytesPerSecond: ...
+    def __truediv__(self, other: float) -> Self: ...
     def __truediv__(self, other: Any) -> Any:
-        return self._divided_by(other)
-
-    @property
-    def gib(self) -> float:
-        return self.value / 2**30
+        is_rate = isinstance(other, BytesPerSecond)
+        return Seconds(self.value / other.value) if is_rate else super().__truediv__(other)
 
     def __str__(self) -> str:
         for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -125,18 +109,11 @@ class Bytes(Quantity):
         return f"{self.value:.0f} B"
 
 
-class BytesPerSecond(Quantity):
-    unit = "B/s"
-
-    @overload
-    def __mul__(self, other: float) -> BytesPerSecond: ...
-    @overload
-    def __mul__(self, other: Seconds) -> Bytes: ...
-    def __mul__(self, other: Any) -> Any:
-        return self._times(other)
+class FlopsPerSecond(Quantity):
+    unit = "FLOP/s"
 
     def __str__(self) -> str:
-        return f"{self.value / 1e9:.4g} GB/s"
+        return _with_prefix(self.value, "FLOP/s")
 
 
 class Flops(Quantity):
@@ -144,72 +121,22 @@ class Flops(Quantity):
 
     unit = "FLOP"
 
-    def __mul__(self, other: float) -> Flops:
-        return self._times(other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
-
-    @overload
-    def __truediv__(self, other: float) -> Flops: ...
-    @overload
-    def __truediv__(self, other: Flops) -> float: ...
+    @overload  # type: ignore[override]  # by a rate as well
+    def __truediv__(self, other: Self) -> float: ...
     @overload
     def __truediv__(self, other: FlopsPerSecond) -> Seconds: ...
     @overload
-    def __truediv__(self, other: Seconds) -> FlopsPerSecond: ...
+    def __truediv__(self, other: float) -> Self: ...
     def __truediv__(self, other: Any) -> Any:
-        return self._divided_by(other)
+        is_rate = isinstance(other, FlopsPerSecond)
+        return Seconds(self.value / other.value) if is_rate else super().__truediv__(other)
 
     def __str__(self) -> str:
         return _with_prefix(self.value, "FLOP")
 
 
-class FlopsPerSecond(Quantity):
-    unit = "FLOP/s"
-
-    @overload
-    def __mul__(self, other: float) -> FlopsPerSecond: ...
-    @overload
-    def __mul__(self, other: Seconds) -> Flops: ...
-    def __mul__(self, other: Any) -> Any:
-        return self._times(other)
-
-    def __str__(self) -> str:
-        return _with_prefix(self.value, "FLOP/s")
-
-
-class Watts(Quantity):
-    unit = "W"
-
-    @overload
-    def __mul__(self, other: float) -> Watts: ...
-    @overload
-    def __mul__(self, other: Seconds) -> Joules: ...
-    def __mul__(self, other: Any) -> Any:
-        return self._times(other)
-
-    def __str__(self) -> str:
-        return f"{self.value:,.0f} W"
-
-
 class Joules(Quantity):
     unit = "J"
-
-    def __mul__(self, other: float) -> Joules:
-        return self._times(other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
-
-    @overload
-    def __truediv__(self, other: float) -> Joules: ...
-    @overload
-    def __truediv__(self, other: Joules) -> float: ...
-    @overload
-    def __truediv__(self, other: Seconds) -> Watts: ...
-    @overload
-    def __truediv__(self, other: Watts) -> Seconds: ...
-    def __truediv__(self, other: Any) -> Any:
-        return self._divided_by(other)
 
     @property
     def kilowatt_hours(self) -> float:
@@ -221,16 +148,26 @@ class Joules(Quantity):
         return f"{self.kilowatt_hours:,.3f} kWh"
 
 
+class Watts(Quantity):
+    unit = "W"
+
+    @overload  # type: ignore[override]  # by a time as well
+    def __mul__(self, factor: float) -> Self: ...
+    @overload
+    def __mul__(self, factor: Seconds) -> Joules: ...
+    def __mul__(self, factor: Any) -> Any:
+        is_time = isinstance(factor, Seconds)
+        return Joules(self.value * factor.value) if is_time else super().__mul__(factor)
+
+    def __str__(self) -> str:
+        return f"{self.value:,.0f} W"
+
+
 @dataclass(frozen=True, order=True)
 class Money(Quantity):
     """An amount in ``currency``; two currencies are never added, and there are no rates here."""
 
     currency: str = "USD"
-
-    def __mul__(self, other: float) -> Money:
-        return self._times(other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
 
     def __str__(self) -> str:
         digits = 2 if abs(self.value) >= 1 or self.value == 0 else 4
@@ -251,21 +188,6 @@ def _with_prefix(value: float, unit: str) -> str:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-_QUOTIENTS: dict[tuple[type, type], type[Quantity]] = {
-    (Flops, FlopsPerSecond): Seconds,
-    (Flops, Seconds): FlopsPerSecond,
-    (Bytes, BytesPerSecond): Seconds,
-    (Bytes, Seconds): BytesPerSecond,
-    (Joules, Seconds): Watts,
-    (Joules, Watts): Seconds,
-}
-_PRODUCTS: dict[tuple[type, type], type[Quantity]] = {
-    (FlopsPerSecond, Seconds): Flops,
-    (BytesPerSecond, Seconds): Bytes,
-    (Watts, Seconds): Joules,
-}
 
 
 #: measured: on this machine or in that run; given: by the user, on the command line or in a file;

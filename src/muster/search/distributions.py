@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -24,7 +25,8 @@ FORMS = ("uniform", "log", "int", "logint", "choice")
 
 @dataclass(frozen=True)
 class Float:
-    """A float from ``low`` to ``high``, both possible; with ``step`` only every so many."""
+    """A float from ``low`` to ``high``, both possible; with ``step`` only ``low`` plus whole
+    steps."""
 
     low: float
     high: float
@@ -36,7 +38,7 @@ class Float:
 
     @property
     def size(self) -> int | None:
-        """How many values there are, None for more than can be counted."""
+        """How many values there are; None where they cannot be counted."""
         return None if self.step is None else _steps(self.low, self.high, self.step) + 1
 
     def draw(self, random: Random) -> float:
@@ -50,8 +52,8 @@ class Float:
         return min(self.high, max(self.low, drawn))
 
     def moved(self, value: float, factor: float) -> float:
-        """``value`` times ``factor``, kept inside; with steps at least one away, where there is
-        one."""
+        """``value`` times ``factor``, kept inside the range. With steps it is another step, where
+        the range has one in that direction."""
         if self.step is None:
             return min(self.high, max(self.low, value * factor))
         last = _steps(self.low, self.high, self.step)
@@ -96,8 +98,8 @@ class Int:
         return self.low + self.step * random.randint(0, self.size - 1)
 
     def moved(self, value: int, factor: float) -> int:
-        """The number nearest to ``value`` times ``factor``, and not ``value`` itself, kept inside
-        and on the steps."""
+        """The step nearest to ``value`` times ``factor``, or the next one where that is ``value``
+        itself, kept inside the range."""
         count = _moved(value - self.low, value * factor - value, self.step, factor)
         return self.low + self.step * min(self.size - 1, max(0, count))
 
@@ -187,14 +189,14 @@ def read_distribution(name: str, text: str) -> Distribution:
         )
     if form not in FORMS:
         raise UnknownNameError(f"distribution of {name}", form, FORMS)
-    parts = split_commas(rest[:-1])
+    parts = split_outside(rest[:-1], ",") if rest[:-1].strip() else []
     if form == "choice":
         return Choice(tuple(map(read_value, parts)))
     ends = [part for part in parts if "=" not in part]
     named = dict(_named(name, text, part) for part in parts if "=" in part)
     if len(ends) != 2 or named.keys() - {"step"}:
         raise UsageError(
-            f"The space {name}={text} needs a low end, a high end and nothing else but step=.",
+            f"The space {name}={text} needs a low end, a high end, and only step= beside them.",
             hint=f"{name}={form}(1,8)",
         )
     if form in ("int", "logint"):
@@ -205,26 +207,26 @@ def read_distribution(name: str, text: str) -> Distribution:
     return Float(low_f, high_f, form == "log", step)
 
 
-def split_commas(text: str) -> list[str]:
-    """``text`` cut at the commas that stand in no brackets and in no quotes."""
+def split_outside(text: str, mark: str) -> list[str]:
+    """``text`` cut at each ``mark`` that stands in no brackets and in no quotes."""
     parts, depth, quoted, start, at = [], 0, False, 0, 0
     while at < len(text):
-        mark = text[at]
+        char = text[at]
         if quoted:
-            at += mark == "\\"
-            quoted = mark != '"'
-        elif mark == '"':
-            quoted = True
-        elif mark in "([{":
-            depth += 1
-        elif mark in ")]}":
-            depth -= 1
-        elif mark == "," and depth == 0:
+            at += char == "\\"
+            quoted = char != '"'
+        elif depth == 0 and text.startswith(mark, at):
             parts.append(text[start:at].strip())
+            at += len(mark) - 1
             start = at + 1
+        elif char == '"':
+            quoted = True
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
         at += 1
-    last = text[start:].strip()
-    return [*parts, last] if last or parts else []
+    return [*parts, text[start:].strip()]
 
 
 def _named(name: str, text: str, part: str) -> tuple[str, str]:
@@ -243,6 +245,8 @@ def _number(name: str, text: str, word: str) -> float:
 
 
 def _whole(name: str, text: str, word: str) -> int:
+    with suppress(ValueError):
+        return int(word)  # not by way of a float, which has 53 bits
     number = _number(name, text, word)
     if not number.is_integer():
         raise UsageError(
@@ -281,7 +285,8 @@ def _steps(low: float, high: float, step: float) -> int:
 
 
 def _moved(above: float, by: float, step: float, factor: float) -> int:
-    """The number of the step nearest to ``above + by``, or the next one where that is no move."""
+    """The number of the step nearest to ``above + by``; where that is the step of ``above``, the
+    next one in the direction of the move."""
     here, there = round(above / step), round((above + by) / step)
     return there if there != here else here + (1 if (by or factor - 1) > 0 else -1)
 

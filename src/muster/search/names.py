@@ -1,4 +1,4 @@
-"""The words that a search is asked for with: every sweep reads its flags, and few are searches."""
+"""The words of a search's flags, by themselves: every sweep reads them, and few are searches."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from muster.search.trials import Trial, seed_for
 if TYPE_CHECKING:
     import optuna
 
-#: These keep something in the study, so a rebuilt study has to be made by asking them again.
+#: These keep something in the study, so a study is rebuilt by asking them again.
 _STATEFUL = frozenset({"qmc", "cmaes", "nsga2"})
 _NEEDS = {"qmc": ("scipy",), "gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 
@@ -110,22 +110,18 @@ class StudySampler:
         values: list[float] | None,
         marks: dict[str, Any],
     ) -> int:
-        made = self._optuna.trial.create_trial(
-            state=state,
-            params=as_optuna(self._spec, params),
-            distributions={name: self._distributions[name] for name in params},
-            intermediate_values=steps,
-            values=values,
-            system_attrs=marks,
-        )
+        made = _made(
+            self._spec, self._distributions, params, state=state, intermediate_values=steps,
+            values=values, system_attrs=marks,
+        )  # fmt: skip
         self._study.add_trial(made)
         count: int = self._storage.get_n_trials(self._study._study_id)
         return count - 1
 
     def _with_known_space(self, sampler: Any) -> Any:
-        """``sampler``, which need not look at all trials for the parameters that they have in
-        common: it takes over how far the one before has come. That is half of
-        what a question costs, and in a name of Optuna's own; where it is gone, nothing changes.
+        """``sampler``, with what the one before has found out about the parameters that all trials
+        have in common, so that it need not look at all trials again: half of what a question
+        costs. The attribute is private to Optuna; where it is gone, only that time is lost.
         """
         if hasattr(sampler, "_search_space"):
             self._in_common = self._in_common or sampler._search_space
@@ -211,12 +207,22 @@ def constraints_of(spec: SearchSpec, trial: Trial) -> dict[str, Any]:
 
 def is_inside(spec: SearchSpec, params: Mapping[str, Any]) -> bool:
     """Whether the space has this setting; a task from before the search may lie outside."""
-    known = {axis.name: axis.distribution for axis in spec.space.axes}
+    known = spec.space.distributions
     return all(name in known and known[name].holds(value) for name, value in params.items())
 
 
+def _made(
+    spec: SearchSpec, known: Mapping[str, Any], params: Mapping[str, Any], **others: Any
+) -> optuna.trial.FrozenTrial:
+    """A trial of Optuna's with this setting; ``known``: the distributions of the space."""
+    from optuna.trial import create_trial
+
+    distributions = {name: known[name] for name in params}
+    return create_trial(params=as_optuna(spec, params), distributions=distributions, **others)
+
+
 def as_optuna(spec: SearchSpec, params: Mapping[str, Any]) -> dict[str, Any]:
-    known = {axis.name: axis.distribution for axis in spec.space.axes}
+    known = spec.space.distributions
     found = dict(params)
     for name, value in params.items():
         if isinstance(own := known[name], Choice):
@@ -241,14 +247,14 @@ def _choices(choice: Choice) -> tuple[Any, ...]:
 
 
 def _population(spec: SearchSpec) -> int:
-    """A population of NSGA-II that the budget has room for a few generations of."""
+    """A population of NSGA-II that leaves room for some generations in the budget."""
     trials = spec.budget.trials
     return 50 if trials is None else max(4, min(50, trials // 5))
 
 
 @contextmanager
 def quiet(package: Any) -> Iterator[None]:
-    """Without what Optuna says about itself; its settings are as before afterwards."""
+    """A context in which Optuna prints nothing; afterwards its settings are as before."""
     before = package.logging.get_verbosity()
     package.logging.set_verbosity(package.logging.ERROR)
     try:
@@ -261,8 +267,8 @@ def quiet(package: Any) -> Iterator[None]:
 
 @contextmanager
 def _one_thread(is_needed: bool) -> Iterator[None]:
-    """For the small matrices of a Gaussian process, which more threads only make slower: they wait
-    for each other, and for the trials that the processors are for."""
+    """A context in which torch uses one thread, if ``is_needed``: more make the small matrices of a
+    Gaussian process slower, as they wait for each other and take processors from the trials."""
     if not is_needed:
         yield
         return
@@ -275,7 +281,7 @@ def _one_thread(is_needed: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-#: Trials of which the importance is computed: 2 s for 200, 30 s for 1,000 of eight parameters.
+#: From how many trials the importance is computed: 200 take 2 s, 1,000 of 8 parameters 30 s.
 _MOST_WEIGHED = 200
 
 
@@ -286,9 +292,9 @@ def to_optuna(
     name: str = "muster",
     spans: Mapping[int, tuple[float, float]] | None = None,
 ) -> Any:
-    """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such
-    as ``sqlite:///optuna.db``; ``spans``: when a trial began and ended, in seconds since 1970, now
-    where that is unknown. Raises what Optuna raises where there is a study of that name."""
+    """An ``optuna.Study`` of these trials, numbered as here. ``storage`` is what Optuna takes, such
+    as ``sqlite:///optuna.db``; ``spans``: when a trial began and ended, in seconds since 1970,
+    instead of now. Raises what Optuna raises where there is a study of that name."""
     package = import_optuna("An export to Optuna")
     known = optuna_distributions(spec)
     with quiet(package):
@@ -300,12 +306,12 @@ def to_optuna(
         study.set_metric_names([objective.name for objective in spec.objectives])
         for trial in trials:
             state, values, steps = outcome_of(spec, trial)
-            own = {name: trial.params[name] for name in trial.params if name in known}
-            inside = own if is_inside(spec, own) else {}
-            made = package.trial.create_trial(
+            own = {name: value for name, value in trial.params.items() if name in known}
+            made = _made(
+                spec,
+                known,
+                own if is_inside(spec, own) else {},
                 state=package.trial.TrialState["RUNNING" if trial.state == "running" else state],
-                params=as_optuna(spec, inside),
-                distributions={name: known[name] for name in inside},
                 values=values,
                 intermediate_values=steps,
                 user_attrs=_remarks(spec, trial),
@@ -326,8 +332,8 @@ def write_study(
     path: Path,
     name: str,
 ) -> None:
-    """The same study as an SQLite file, which is made in memory first: so it is whole, and its path
-    need not fit into a URL. ``path`` is a new or an empty file.
+    """The same study as an SQLite file. It is made in memory first, so that the file is whole, and
+    its path need not fit into a URL. ``path`` is a new or an empty file.
 
     Raises OSError where it cannot be written.
     """
@@ -369,9 +375,9 @@ def importances(spec: SearchSpec, compared: Sequence[tuple[Trial, float]]) -> di
     """How much of the variation of these values each parameter explains (fANOVA, Hutter et al.
     2014), the largest first.
 
-    Only parameters that all of the trials have can be told; empty where there are fewer than two of
-    them, or where all have one value. Of many trials a few hundred are taken, evenly, because the
-    time grows faster than their number.
+    Only parameters that all of the trials have are weighed. The result is empty where there are
+    fewer than two trials, or all have the same value. Of many trials 200 at most are taken, evenly,
+    because the time grows faster than their number.
     """
     package = import_optuna("The importance of parameters", "sklearn")
     usable = [
@@ -388,13 +394,7 @@ def importances(spec: SearchSpec, compared: Sequence[tuple[Trial, float]]) -> di
         study = package.create_study()
         for trial, value in taken:
             own = {name: trial.params[name] for name in spec.space.names if name in shared}
-            study.add_trial(
-                package.trial.create_trial(
-                    params=as_optuna(spec, own),
-                    distributions={name: known[name] for name in own},
-                    value=value,
-                )
-            )
+            study.add_trial(_made(spec, known, own, value=value))
         evaluator = package.importance.FanovaImportanceEvaluator(seed=0)
         found = package.importance.get_param_importances(study, evaluator=evaluator)
     return {key: float(value) for key, value in found.items()}

@@ -16,7 +16,7 @@ class Proposal:
     sampler's name, ``try`` for a first guess, ``given`` for a task that was there before the
     search, ``pbt`` for one that begins with what trial ``parent`` had saved at ``step``.
     ``limit``: how many trials the search was to choose in all when it asked for this, None for any
-    number; what was decided by it is decided so again.
+    number; with it a replay decides the same, whatever the budget is by then.
     """
 
     trial: int
@@ -42,8 +42,8 @@ EndState = Literal["done", "failed", "cancelled", "stopped", "paused"]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a task ended. ``done`` has its result's numbers in ``values``, ``stopped`` and
-    ``paused``, which the search asked for, may have none: the last points are taken then."""
+    """How a task ended. ``done`` has its result's numbers in ``values``; ``stopped`` and
+    ``paused``, which the search asked for, may have none, and then the last points count."""
 
     state: EndState
     values: Mapping[str, float] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 It reads no clock, does no input or output, and draws only with seeds made of the search's seed and
 a number. So the same calls in the same order give the same answers, and `Search.replay` makes the
-search of any moment from what the ledger has recorded until then.
+search of any moment again from what the ledger had recorded by then.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from muster.search.names import StopRule
 from muster.search.records import (
     Decision,
     Ended,
@@ -39,10 +40,12 @@ from muster.search.trials import (
     rank_trials,
 )
 
-#: So often another setting is drawn in place of one that there is already.
+_RULES: dict[StopRule, type[Rule]] = {
+    "none": NoRule, "asha": Asha, "asha-stop": AshaStop, "hyperband": Hyperband, "median": Median,
+    "pbt": Pbt,
+}  # fmt: skip
+#: How often another setting is drawn in place of one that a trial has, before all are listed.
 _REDRAWS = 200
-#: Spaces up to this size are gone through for a setting that is left.
-_MAX_LISTED = 100_000
 
 
 class Search:
@@ -55,10 +58,12 @@ class Search:
     def __init__(self, spec: SearchSpec) -> None:
         self.spec = spec
         self.trials: list[Trial] = []
-        self._rule: Rule = _make_rule(spec)
+        self._rule = _RULES[spec.stopping.rule](spec)
         self._sampler: Sampler = make_sampler(spec)
         self._queue: deque[Proposal] = deque()
         self._known: dict[str, int] = {}
+        self._left = self._settings_left()
+        self._is_used = False  # no setting is left
         self._asked = 0  # trials that count against the budget
         self._given = 0  # and those from before the search
         self._watched = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
@@ -85,7 +90,7 @@ class Search:
 
     def ask(self, count: int, spent: Spent = Spent()) -> list[Proposal]:  # noqa: B008 - frozen
         """Up to ``count`` tasks to run next; fewer where the budget or the space is used up, or
-        where nothing can be said before more results come."""
+        where more results must come first."""
         proposals: list[Proposal] = []
         while len(proposals) < count and not self.is_spent(spent):
             if not self._queue and not self._begin_next():
@@ -94,7 +99,7 @@ class Search:
         return proposals
 
     def is_spent(self, spent: Spent) -> bool:
-        """Whether the time, the GPU hours or the money are used up: nothing is begun then."""
+        """Whether the time, the GPU hours or the money are used up, so that nothing new begins."""
         budget = self.spec.budget
         limits = (
             (spent.seconds, budget.seconds),
@@ -112,7 +117,7 @@ class Search:
         return self._is_full() or self._is_space_used()
 
     def may_promote(self) -> bool:
-        """Whether something still runs that may let a trial go on which rests."""
+        """Whether a task still runs by which a paused trial may yet be promoted."""
         return self._rule.pauses and any(
             task.state == "running"
             for trial in self.trials
@@ -121,7 +126,7 @@ class Search:
         )
 
     def is_wanted(self, trial: int) -> bool:
-        """Whether the tasks of this trial should run, as far as they have not ended."""
+        """Whether those tasks of this trial should run that have not ended."""
         return self.trials[trial].state == "running"
 
     def best(self, count: int = 1) -> list[Standing]:
@@ -136,7 +141,7 @@ class Search:
 
     def heard(self, trial: int, seed: int | None, points: Sequence[Point]) -> list[Decision]:
         """What to do after a task logged these points. Points at a step that was heard before are
-        passed over: a resumed attempt may log them again."""
+        passed over, because a resumed attempt may log them again."""
         found = self.trials[trial]
         task = found.tasks[seed]
         if task.state == "done":
@@ -173,12 +178,14 @@ class Search:
         return self._settle([found]) if ending.state == "done" else []
 
     def _tell(self, trial: Trial) -> None:
-        """A trial that began with another's checkpoint says nothing about its setting alone."""
+        """Tell the sampler, unless the trial began with another's checkpoint: its numbers say
+        nothing about its own setting alone."""
         if trial.parent is None:
             self._sampler.tell(trial)
 
     def _reach(self, trial: Trial, seed: int | None, task: TaskTrace) -> list[Decision]:
-        """Note the marks that the task has come to, and decide those all tasks have come to."""
+        """Note the marks that the task has come to, and decide at those that all tasks of the trial
+        have come to."""
         name = self.spec.objectives[0].name
         assert task.step is not None
         while (mark := self._rule.mark(trial, len(task.reports))) is not None and task.step >= mark:
@@ -197,7 +204,7 @@ class Search:
     def _end_beyond(
         self, trial: Trial, seed: int | None, task: TaskTrace, limit: float
     ) -> list[Decision]:
-        """Stop a task that logs beyond the last step, and with the last of its tasks the trial."""
+        """Stop a task that logs beyond the last step, and the whole trial with its last task."""
         if task.is_beyond:
             return []
         task.is_beyond = True
@@ -225,7 +232,8 @@ class Search:
         return decisions
 
     def _obey(self, decisions: list[Decision]) -> list[Decision]:
-        """Keep what was decided; a promoted trial may have arrived at its next mark already."""
+        """Change the trials as was decided. Returns the decisions and what follows from them: a
+        promoted trial may have arrived at its next mark already."""
         following: list[Decision] = []
         for at, decision in enumerate(decisions):
             trial = self.trials[decision.trial]
@@ -251,7 +259,7 @@ class Search:
     def _begin_next(self) -> bool:
         """Begin the next trial: a first guess, or what the sampler says."""
         number = len(self.trials)
-        if self._is_full():
+        if self._is_full() or self._is_space_used():
             return False
         if self._asked < len(self.spec.tries):
             guess = self.spec.tries[self._asked]
@@ -271,8 +279,8 @@ class Search:
         return True
 
     def _begin_heir(self, decision: Decision) -> int:
-        """Begin the trial that takes another's place, and return its number. Its setting may be
-        there already: what it does from its parent's checkpoint on nobody else does."""
+        """Begin the trial that takes another's place, and return its number. Another trial may have
+        the same setting: what begins with this parent's checkpoint is new all the same."""
         assert decision.params is not None and decision.parent is not None
         parent = self.trials[decision.parent]
         self._add(Trial(
@@ -328,37 +336,23 @@ class Search:
 
     def _is_space_used(self) -> bool:
         size = self.spec.space.size
-        return size is not None and len(self._known) >= size
+        return self._is_used or (size is not None and len(self._known) >= size)
 
     def _unused(self, number: int) -> dict[str, Any] | None:
-        """A setting that no trial has, None where there is none left."""
-        if self._is_space_used():
-            return None
+        """A setting that no trial has, None where none is found."""
         random = random_for(self.spec.seed, "redraw", number)
         for _ in range(_REDRAWS):
             params = self.spec.space.draw(random)
             if not self._is_known(params):
                 return params
-        if (self.spec.space.size or _MAX_LISTED + 1) > _MAX_LISTED:
-            return None
-        return next((p for p in self.spec.space.settings() if not self._is_known(p)), None)
+        return next(self._left, None)
 
-
-def _make_rule(spec: SearchSpec) -> Rule:
-    """The rule that the specification names, with nothing seen yet."""
-    stopping, goal = spec.stopping, spec.objectives[0]
-    match stopping.rule:
-        case "asha":
-            return Asha(stopping, goal)
-        case "asha-stop":
-            return AshaStop(stopping, goal)
-        case "hyperband":
-            return Hyperband(stopping, goal)
-        case "median":
-            return Median(stopping, goal)
-        case "pbt":
-            return Pbt(spec)
-    return NoRule()
+    def _settings_left(self) -> Iterator[dict[str, Any]]:
+        """Settings that no trial has when it is their turn. One pass serves the whole search: what
+        it has left behind is known, and stays so."""
+        if self.spec.space.is_countable:
+            yield from (p for p in self.spec.space.settings() if not self._is_known(p))
+            self._is_used = True
 
 
 def _identity(params: Mapping[str, Any]) -> str:

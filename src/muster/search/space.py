@@ -1,4 +1,4 @@
-"""The space of a search: what each parameter may be, and which parameters there are when."""
+"""The space of a search: what each parameter may be, and on which conditions it is there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from muster.search.distributions import (
     read_distribution,
     read_value,
     shown_value,
-    split_commas,
+    split_outside,
 )
 
 _IF = " if "
@@ -38,12 +38,15 @@ class When:
         return f"{self.name}={','.join(map(shown_value, self.values))}"
 
     def is_met(self, params: Mapping[str, Any]) -> bool:
-        return self.name in params and Choice(self.values).holds(params[self.name])
+        """Whether it holds; values are compared by their texts, as those of a `Choice` are."""
+        return self.name in params and shown_value(params[self.name]) in map(
+            shown_value, self.values
+        )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One parameter; ``when`` all hold, or there are none."""
+    """One parameter; it is there only where all of ``when`` are met."""
 
     name: str
     distribution: Distribution
@@ -138,28 +141,34 @@ class Space:
 
     @classmethod
     def from_json(cls, texts: Mapping[str, str]) -> Space:
-        return cls(tuple(_read_axis(name, text) for name, text in texts.items()))
+        return cls.from_values(texts)
 
     def to_json(self) -> dict[str, str]:
         """Name to text, which `from_json` turns back into an equal space."""
         return {axis.name: axis.to_text() for axis in self.axes}
 
+    @cached_property
+    def distributions(self) -> dict[str, Distribution]:
+        return {axis.name: axis.distribution for axis in self.axes}
+
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.axes)
+        return tuple(self.distributions)
 
     @cached_property
     def size(self) -> builtins.int | None:
-        """How many settings there are at most, None for more than can be counted."""
-        sizes = [axis.distribution.size for axis in self.axes]
-        if None in sizes:
+        """How many settings there are; None where they cannot be counted, or where there are
+        conditions and counting would take long."""
+        if not self.is_countable:
             return None
+        most = math.prod(axis.distribution.size or 0 for axis in self.axes)
         if not any(axis.when for axis in self.axes):
-            return math.prod(size for size in sizes if size is not None)
-        return sum(1 for _ in self.settings()) if self._bound() <= 100_000 else None
+            return most
+        return sum(1 for _ in self.settings()) if most <= 100_000 else None
 
-    def _bound(self) -> builtins.int:
-        return math.prod((axis.distribution.size or 1) for axis in self.axes)
+    @property
+    def is_countable(self) -> bool:
+        return all(axis.distribution.size is not None for axis in self.axes)
 
     def settings(self) -> Iterable[dict[str, Any]]:
         """Every setting of a space whose parameters can be counted, each once."""
@@ -204,7 +213,7 @@ class Space:
 
 
 def is_active(axis: Axis, params: Mapping[str, Any]) -> bool:
-    """Whether there is this parameter, with ``params`` chosen for those before it."""
+    """Whether there is this parameter, given ``params`` of those before it."""
     return all(when.is_met(params) for when in axis.when)
 
 
@@ -227,12 +236,12 @@ def _values(distribution: Distribution) -> Iterable[Any]:
         return range(distribution.low, distribution.high + 1, distribution.step)
     low, high, step = distribution.low, distribution.high, distribution.step
     assert step is not None
-    return [min(high, low + at * step) for at in range(distribution.size or 0)]
+    return (min(high, low + at * step) for at in range(distribution.size or 0))
 
 
 def _read_axis(name: str, text: str) -> Axis:
     check_parameter_name(name)
-    first, *conditions = text.split(_IF)
+    first, *conditions = split_outside(text, _IF)
     return Axis(
         name, read_distribution(name, first), tuple(_read_when(name, c) for c in conditions)
     )
@@ -245,7 +254,7 @@ def _read_when(name: str, text: str) -> When:
             f"The condition of {name}, {text.strip()!r}, is not NAME=VALUE.",
             hint=f"--space '{name}=… if opt=sgd' or '… if opt=sgd,adam'",
         )
-    return When(parent.strip(), tuple(map(read_value, split_commas(values))))
+    return When(parent.strip(), tuple(map(read_value, split_outside(values, ","))))
 
 
 def _checked(name: str, value: object) -> Distribution:
@@ -259,7 +268,7 @@ def _checked(name: str, value: object) -> Distribution:
 
 
 def _in_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """``axes`` with each after those it depends on, otherwise as they stand."""
+    """``axes``, each after those that it depends on, and otherwise in the order given."""
     known = {axis.name: axis for axis in axes}
     for axis in axes:
         for when in axis.when:

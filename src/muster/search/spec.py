@@ -45,6 +45,8 @@ class Constraint:
             if found is None:
                 raise ValueError
             bound = float(found[3])
+            if math.isnan(bound):
+                raise ValueError
         except ValueError:
             raise UsageError(
                 f"The constraint {text!r} is not NAME<=NUMBER or NAME>=NUMBER.",
@@ -59,7 +61,7 @@ class Constraint:
         return value - self.bound if self.sign == "<=" else self.bound - value
 
 
-#: A step that no trial reaches, and how many rungs a task is told of.
+#: A step that no trial reaches, and the number of rungs that a task is told of at most.
 _FAR, _MANY = 1e12, 1000
 
 
@@ -85,13 +87,13 @@ class Stopping:
     eta: int = 3
     """Of each rung one in ``eta`` goes on, and the next rung is ``eta`` times as far."""
     every: float | None = None
-    """``median`` and ``pbt``: they are asked every so many steps. None: ``median`` at ``min_step``,
-    twice that, four times that and so on, ``pbt`` every ``min_step``."""
+    """``median`` and ``pbt``: how many steps lie between two questions. None: ``median`` is asked
+    at ``min_step``, twice that, four times that and so on, ``pbt`` every ``min_step``."""
     startup_trials: int = 5
-    """``median``: so many trials must have finished before one is stopped."""
+    """``median``: how many trials must have finished before one is stopped."""
     quantile: float = 0.2
-    """``pbt``: this share of the trials gives its places to others, which go on from this share at
-    the top."""
+    """``pbt``: this share of the trials, the worst, is replaced by trials that go on from the same
+    share at the top."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(StopRule):
@@ -111,8 +113,8 @@ class Stopping:
             )
         if self.rule == "pbt" and self.max_step is None:
             raise UsageError(
-                "pbt needs the last step: without it all members would rest at the end of their "
-                "training too.",
+                "pbt needs the last step: without it all members would be paused at the end of "
+                "their training as well.",
                 hint="--stop pbt:min=3,max=27, where the last step that a task logs is 27.",
             )
         if self.eta < 2:
@@ -169,7 +171,8 @@ class Stopping:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Limits beyond which nothing new is begun; None is no limit. A larger one later goes on."""
+    """Limits beyond which nothing new begins; None is no limit. With a larger one the search goes
+    on later."""
 
     trials: int | None = None
     seconds: float | None = None
@@ -231,7 +234,7 @@ class SearchSpec:
         if self.seeds is not None and not self.seeds:
             raise UsageError("The search has an empty list of seeds.")
         if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
-            raise UsageError("The search has a seed twice.")
+            raise UsageError("The search is given a seed twice.")
         if "seed" in self.space.names and self.seeds is not None:
             raise UsageError("seed is a parameter of the space, and seeds are given as well.")
         for guess in self.tries:
@@ -251,8 +254,8 @@ class SearchSpec:
         budget = self.budget
         if any(limit is not None for limit in (budget.seconds, budget.gpu_hours, budget.cost)):
             raise UsageError(
-                "--stop pbt cannot be combined with --search-time, --gpu-hours or --max-cost: "
-                "members that rest wait for all others, and nobody is begun when those are used "
+                "--stop pbt cannot be combined with --search-time, --gpu-hours or --max-cost: a "
+                "paused member waits for all others, and none of them begins once these are used "
                 "up.",
                 hint="leave them out: --trials and the last step (max) say how much is trained.",
             )
@@ -289,7 +292,7 @@ def objectives(
 
 
 def _check_guess(space: Space, guess: Mapping[str, Any]) -> None:
-    known = {axis.name: axis.distribution for axis in space.axes}
+    known = space.distributions
     for name, value in guess.items():
         if name not in known:
             raise UnknownNameError("parameter of the space", name, known)

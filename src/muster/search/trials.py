@@ -1,6 +1,6 @@
-"""What a search knows of its trials: a few numbers for each task, never the whole curve; where
-their settings come from; and what it asks of a rule that ends some of them early: no rule, and the
-median rule.
+"""What a search knows of its trials: a few numbers for each task, never the whole curve; the
+samplers, from which their settings come; and the rules that end some of them early, of which the
+simple two are here: no rule, and the median rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Literal, Protocol
 
 from muster.search.records import Decision, Ending, EndState, Point, Standing, is_better
-from muster.search.spec import Objective, SearchSpec, Stopping
+from muster.search.spec import SearchSpec
 
 TrialState = Literal["running", "waiting", "stopped", "done", "failed"]
 
@@ -83,7 +83,7 @@ class TaskTrace:
         self.state = ending.state
         self.result = dict(ending.values)
         if ending.state == "done" and not self.reports:
-            # It ended before the first mark, where the other seeds of its trial would wait for it.
+            # It ended before the first mark, at which the other seeds of its trial would wait.
             value = self.value_of(goal)
             self.reports.append(Report(self.step or 0.0, value, value, value))
 
@@ -155,16 +155,16 @@ def _mean(values: list[float]) -> float:
         return values[0]
     try:
         return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # which `sum` does not know
+    except (OverflowError, ValueError):  # where `sum` gives an infinity or NaN
         return sum(values) / len(values)
 
 
-#: So many trials are compared with all others at once: a few megabytes.
+#: How many trials are compared with all others at once, which takes a few megabytes.
 _BLOCK = 256
 
 
 def best_first(values: Mapping[int, float], maximize: bool) -> list[int]:
-    """The numbers of trials by their values; a NaN is the worst, of equals the lower is better."""
+    """The numbers of trials by their values; a NaN is the worst, of equals the lower goes first."""
     sign = -1.0 if maximize else 1.0
     costs = {n: (True, 0.0) if math.isnan(v) else (False, sign * v) for n, v in values.items()}
     return sorted(values, key=lambda n: (costs[n], n))
@@ -261,19 +261,15 @@ class Sampler(Protocol):
 
     def pick(self, number: int) -> dict[str, Any]:
         """The setting of trial ``number``."""
-        ...
 
     def fix(self, number: int, params: Mapping[str, Any]) -> None:
         """Trial ``number`` has this setting, whatever was picked."""
-        ...
 
     def recall(self, number: int, params: Mapping[str, Any], by: str) -> None:
-        """The same as the `pick` or `fix` that this trial once came from."""
-        ...
+        """Do again what this trial once came from, a `pick` or a `fix`."""
 
     def tell(self, trial: Trial) -> None:
-        """This trial has ended, or rests at a mark."""
-        ...
+        """This trial has ended, or is paused at a mark."""
 
 
 class RandomSampler:
@@ -302,10 +298,13 @@ def make_sampler(spec: SearchSpec) -> Sampler:
 
 
 class Rule(ABC):
-    """It names the steps at which it wants to hear a trial, and decides there."""
+    """It names the steps at which it wants to hear a trial, its marks, and decides there."""
 
-    #: Whether a trial rests at each mark until it is promoted.
+    #: Whether a trial is paused at each mark until it is promoted.
     pauses = False
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self._stopping, self._goal = spec.stopping, spec.objectives[0]
 
     @abstractmethod
     def mark(self, trial: Trial, index: int) -> float | None:
@@ -327,7 +326,7 @@ class Rule(ABC):
         return []
 
     def left(self, trial: Trial) -> list[Decision]:
-        """What follows from a trial's failure."""
+        """What follows where a trial failed or was stopped, so that nothing need wait for it."""
         return []
 
 
@@ -372,19 +371,19 @@ class Median(Rule):
     Optimization", KDD 2017, section 3.2.2.
     """
 
-    def __init__(self, spec: Stopping, goal: Objective) -> None:
-        self._spec, self._goal = spec, goal
+    def __init__(self, spec: SearchSpec) -> None:
+        super().__init__(spec)
         self._medians: list[RunningMedian] = []
 
     def mark(self, trial: Trial, index: int) -> float | None:
-        limit, step = self._spec.max_step, self._spec.regular_step(index)
+        limit, step = self._stopping.max_step, self._stopping.regular_step(index)
         return None if limit is not None and step >= limit else step
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
         index = trial.marks - 1
         known = self._medians[index] if index < len(self._medians) else RunningMedian()
         median = known.median()
-        if median is None or len(known) < self._spec.startup_trials:
+        if median is None or len(known) < self._stopping.startup_trials:
             return []
         if not is_better(median, report.best, self._goal.maximize):
             return []

@@ -1,6 +1,6 @@
 """The sweep file of Weights & Biases as a space and a specification.
 
-What a file says and this search cannot do is refused by name. What matters to W&B alone
+What a file asks for and this search cannot do is refused by name. What matters to W&B alone
 (``project``, ``entity`` and the like) is left out, and the remarks name it.
 """
 
@@ -190,9 +190,7 @@ def _expect_nothing_beside(name: str, given: Mapping[str, Any]) -> None:
 
 
 def checked_name(name: Any) -> str:
-    """Raises:
-    UsageError: no parameter can have this name.
-    """
+    """``name`` as a text; UsageError where no parameter can have it."""
     check_parameter_name(str(name))
     return str(name)
 

@@ -16,6 +16,7 @@ from muster.base.errors import SetupError
 from muster.base.settings import child_environment, kept_environment, variable
 from muster.run.folder import RunFolder
 from muster.run.record import known_id, own_id
+from muster.slurm.request import CORES_PER_GPU
 from muster.slurm.script import outside_of_jobs
 from muster.slurm.states import (
     SQUEUE,
@@ -116,7 +117,7 @@ def show_job(job: str, *, limit_s: float) -> str:
 
 
 def requeue(job: str, *, limit_s: float) -> None:
-    """Send a job back into the queue, if SLURM answers. Its own processes are then ended."""
+    """Send a job back into the queue, if SLURM answers; SLURM then ends its processes."""
     _try("scontrol", "requeue", job, limit_s=limit_s)
 
 
@@ -186,8 +187,8 @@ def _advice(words: str) -> str:
         most = re.search(r"MaxArraySize\s*=\s*(\d+)", config)
         limit = f"at most {most[1]} elements" if most else "a limit (scontrol show config)"
         return (
-            f"an array has {limit} here (MaxArraySize): lower --workers or --array, as each takes "
-            "many tasks; or split the run."
+            f"an array has {limit} here (MaxArraySize): lower --workers or --array, as each worker "
+            "takes many tasks; or split the run."
         )
     if "partition" in small:
         known = run_command("sinfo", "-h", "-o", "%R").stdout.split()
@@ -196,8 +197,9 @@ def _advice(words: str) -> str:
         return "use --account NAME; `sacctmgr show associations user=$USER` lists yours."
     if "node configuration" in small or "cpu count" in small:
         return (
-            "no node has that much. 4 cores are asked for with each GPU unless --cpus-per-worker N "
-            "or --cpus-per-node N says otherwise; `sinfo -o '%P %c %m %G'` shows the nodes."
+            f"no node has that much. {CORES_PER_GPU} cores are asked for with each GPU unless "
+            "--cpus-per-worker N or --cpus-per-node N says otherwise; `sinfo -o '%P %c %m %G'` "
+            "shows the nodes."
         )
     return "--dry-run shows the script that is sent; `sinfo` shows what there is."
 
@@ -257,7 +259,7 @@ def jobs_at_work(folder: RunFolder) -> list[str]:
 
 
 def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
-    """What was typed to submit this job, if an older muster did so; None for any other job.
+    """The words with which an older muster submitted this job; None for any other job.
 
     The script of such a job holds the whole command and does not start from the run's record.
     """

@@ -14,7 +14,7 @@ from muster.slurm.commands import cancel, elements_of, job_status
 from muster.slurm.states import SQUEUE, Elements, JobStatus, never_starts, read_squeue
 
 _LIMIT_S = 30.0
-#: Whoever waits for a day asks about 1,450 times; a site's controller serves thousands of users.
+#: A day of waiting is about 1,450 questions; a site's controller serves thousands of users.
 _SOON_S, _SELDOM_S = 1.0, 60.0
 _LOOK_S = 0.2
 

@@ -75,8 +75,8 @@ class SlurmOptions:
 
 
 def setup_of_job(lines: Sequence[str]) -> tuple[str, ...]:
-    """Lines of ``--setup`` as bash that ends the job, and says why, where one of them fails. Those
-    of the site file stay as they are: together they may be a condition, or a loop.
+    """Lines of ``--setup`` as bash: where one of them fails, the job says so and ends. The lines of
+    the site file stay as they are, because together they may be a condition or a loop.
 
     >>> setup_of_job(["module load x"])[0].partition(" || ")[0]
     "eval 'module load x'"
@@ -110,7 +110,7 @@ class JobRequest(SlurmOptions):
             check_time(self.time_limit)
         if self.memory is not None:
             check_memory(self.memory)
-        _ = self.further
+        _ = self.further  # raises for an option that muster sets itself
         if self.memory is not None and self.memory_parts:
             raise UsageError(
                 f"--mem {self.memory} and {self.memory_parts[0]} exclude each other on SLURM.",
@@ -235,7 +235,7 @@ def memory_mib(text: str) -> float:
 
 
 def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
-    """``NAME=VALUE`` or ``NAME`` (a switch) as an option; UsageError where muster says it itself.
+    """``NAME=VALUE`` or ``NAME`` (a switch) as an option; UsageError for one that muster sets.
 
     >>> further_option("--constraint=a100&nvlink")
     ('constraint', 'a100&nvlink')
@@ -328,7 +328,7 @@ def _parse(values: Mapping[str, Any]) -> JobRequest:
 
 def _option(name: str, value: object) -> str:
     if value is False:
-        raise SetupError(f"options.{name} must be left out to be off.")
+        raise SetupError(f"options.{name} cannot be false: leave it out instead.")
     if not isinstance(value, str | int):
         raise SetupError(f"options.{name} must be a string, a whole number or true, not {value!r}.")
     text = name if value is True else f"{name}={value}"

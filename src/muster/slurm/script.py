@@ -32,9 +32,9 @@ from muster.base.shown_text import number_ranges
 from muster.run.folder import RunFolder
 from muster.slurm.request import JobRequest, check_one_line, time_limit_s
 
-#: Between SLURM's warning and the time limit of a gang, when nothing asks for more.
+#: The time between SLURM's warning and the time limit of a gang, where nothing asks for more.
 _WARNING_S = 60
-#: Beyond the grace of the ranks, what launchers need to end.
+#: The time that launchers need to end, beyond the grace of the ranks.
 _LAUNCHER_S = 30
 #: SLURM looks at time limits twice a minute, so a warning may come this much too early.
 _EARLY_S = 35

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 from muster.base.errors import SetupError
 
-#: Why a job left its place, in the words for the outcomes of attempts.
+#: Why a pilot's job left its place, as the outcome of its attempt.
 Ending = Literal["lost", "preempted", "job_timeout", "host_oom"]
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
-#: COMPLETING too: what is requeued passes through it, and what has ended leaves it.
+#: With COMPLETING: a requeued job passes through it, and one that has ended leaves it soon.
 _ALIVE = _WAITING | {
     "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING",
     "RESIZING", "RESV_DEL_HOLD",
@@ -99,7 +99,7 @@ def read_scontrol(text: str) -> JobStatus:
 
 
 def read_sacct(text: str) -> JobStatus:
-    """The last line of ``sacct -P -o State,ExitCode``, which a requeued job has several of.
+    """The last line of ``sacct -P -o State,ExitCode``; a requeued job has several.
 
     >>> read_sacct("PREEMPTED|0:0\\nCANCELLED by 1000|0:15\\n").state
     'CANCELLED'
@@ -130,7 +130,7 @@ def _said(value: str) -> str:
 
 # ---------------------------------------------------------------- how jobs end
 
-#: What a state means for the attempt of a pilot's job, and the sentence that says so.
+#: What the final state of a pilot's job means for its attempt, and how that is said of the job.
 _ENDINGS: Mapping[str, tuple[Ending, str]] = {
     "CANCELLED": ("lost", "was cancelled with scancel"),
     "NODE_FAIL": ("lost", "lost its node"),
@@ -148,7 +148,7 @@ _ENDINGS: Mapping[str, tuple[Ending, str]] = {
     "REQUEUED": ("lost", "was requeued"),
     "GONE": ("lost", "is not known to SLURM any more"),
 }
-#: The sentence for a gang's job, which the same command goes on with.
+#: How the final state of a gang's job is said of it.
 SENTENCES: Mapping[str, str] = {
     "COMPLETED": "has ended well",
     "CANCELLED": "was cancelled; the same command submits it again and goes on",
@@ -168,7 +168,7 @@ def ending_of(state: str) -> tuple[Ending, str]:
 
 # ---------------------------------------------------------------- jobs that never start
 
-#: Reasons of a waiting job that time alone does not mend: what is wrong, and what to do.
+#: Reasons for which a job waits in vain: what is wrong, and what to do.
 _NEVER: Mapping[str, tuple[str, str]] = {
     "PartitionConfig": (
         "its partition has no nodes such as it asks for",

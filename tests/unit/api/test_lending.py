@@ -28,9 +28,9 @@ from muster.api.start.placing import (
     take_devices,
 )
 from muster.api.sweeps.adding import change_devices
+from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
-from muster.devices.discovery import to_json
 from muster.devices.inventory import Device, Inventory
 from muster.farm.events import Slots
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView, WorkerLine

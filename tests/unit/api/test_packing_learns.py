@@ -10,8 +10,9 @@ from tests.unit.farm.test_decide import Rig, gpus, tasks
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import slots_of, would_take
 from muster.api.sweeps.housekeeping import PerGpuAuto
+from muster.base.codec import to_json
 from muster.base.settings import Settings
-from muster.devices.inventory import Device, Inventory, to_json
+from muster.devices.inventory import Device, Inventory
 from muster.farm.decisions import Decisions
 from muster.farm.events import Capacity
 from muster.farm.task import Outcome, SlotSpec

@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.base.codec import to_json
 from muster.base.errors import SetupError
 from muster.base.settings import Settings
-from muster.devices.discovery import (
-    Device,
-    Holder,
-    Inventory,
-    apply_visibility,
-    discover,
-    from_json,
-    to_json,
-)
+from muster.devices.discovery import apply_visibility, discover
+from muster.devices.inventory import Device, Holder, Inventory, from_json
 
 FOUR = Inventory(
     devices=tuple(

@@ -19,9 +19,9 @@ from tests.processes import at_work
 
 from muster.base.errors import PlacementError, SetupError
 from muster.base.settings import Settings
-from muster.devices.inventory import Device, Inventory
+from muster.devices.inventory import Device, Inventory, parse_devices
 from muster.devices.leases import Lease, LeaseHeld, acquire, place_and_lease
-from muster.devices.placement import Placement, parse_devices
+from muster.devices.placement import Placement
 from muster.devices.tickets import own_uid, user_name
 
 SOURCE = Path(__file__).parents[3] / "src"

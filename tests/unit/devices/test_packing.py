@@ -50,27 +50,18 @@ def test_growth_ends_at_what_fits() -> None:
     others=st.integers(0, 200_000),
     current=st.integers(0, 40),
     cap=st.integers(1, 20),
-    headroom=st.floats(0, 0.9),
 )
 def test_between_one_and_the_cap_and_within_the_memory(
-    peaks: list[int], total: int | None, others: int, current: int, cap: int, headroom: float
+    peaks: list[int], total: int | None, others: int, current: int, cap: int
 ) -> None:
     workers = workers_that_fit(
-        peaks_mib=peaks,
-        total_mib=total,
-        others_mib=others,
-        current=current,
-        cap=cap,
-        headroom=headroom,
+        peaks_mib=peaks, total_mib=total, others_mib=others, current=current, cap=cap
     )
     assert 1 <= workers <= cap
     if total is not None and any(peaks) and workers > 1:
-        assert workers * max(peaks) + others <= total * (1 - headroom)
+        assert workers * max(peaks) + others <= total * 0.9
 
 
-@pytest.mark.parametrize(("cap", "headroom"), [(0, 0.1), (1, 1.0), (1, -0.1)])
-def test_numbers_without_sense_are_refused(cap: int, headroom: float) -> None:
+def test_a_cap_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="must be"):
-        workers_that_fit(
-            peaks_mib=[], total_mib=1, others_mib=0, current=1, cap=cap, headroom=headroom
-        )
+        workers_that_fit(peaks_mib=[], total_mib=1, others_mib=0, current=1, cap=0)

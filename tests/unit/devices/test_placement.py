@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.errors import PlacementError, UsageError
-from muster.devices.inventory import Device, Holder, Inventory
-from muster.devices.placement import (
+from muster.devices.inventory import (
+    Device,
     DeviceRequest,
-    Placement,
-    busy_reason,
+    Holder,
+    Inventory,
     parse_devices,
     parse_gpu_ids,
-    place,
 )
+from muster.devices.placement import Placement, busy_reason, place
 
 
 def gpu(index: int, used_mib: int = 4, **changes: Any) -> Device:
@@ -72,7 +72,6 @@ def labels(placement: Placement) -> list[str]:
         ("2", FOUR, {"per_gpu": 2}, ["cuda:0", "cuda:1", "cuda:0/1", "cuda:1/1"]),
         ("auto", MIXED, {}, ["cuda:1", "cuda:3"]),
         ("auto", MIXED, {"force": True}, ["cuda:0", "cuda:1", "cuda:3"]),
-        ("auto", MIXED, {"busy_threshold_mib": 9000}, ["cuda:0", "cuda:1", "cuda:3"]),
         ("2", MIXED, {}, ["cuda:1", "cuda:3"]),
         ("2", MIXED, {"force": True}, ["cuda:1", "cuda:3"]),
         ("3", MIXED, {"force": True}, ["cuda:0", "cuda:1", "cuda:3"]),

@@ -53,6 +53,21 @@ time.sleep(60)
 """
 
 
+#: Puts another text into a note, where no file may be longer than 64 bytes.
+ON_A_FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from muster.devices.tickets import Note
+note = Note(Path(sys.argv[1]), "claim", {"run": "r"})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+try:
+    note.put({"run": "r" * 99})
+except OSError:
+    print(note.path.read_text(), end="")
+"""
+
+
 @contextmanager
 def written(folder: Path, kind: str, record: object = TICKET, how: str = "alone") -> Iterator[int]:
     with at_work(WRITER, str(folder), kind, json.dumps(record), how) as (pid, _):
@@ -68,6 +83,13 @@ def until_dead(folder: Path) -> None:
     while alive(folder):
         assert time.monotonic() < deadline_s, "a killed process is taken for a living one"
         time.sleep(0.01)
+
+
+def test_a_full_disk_leaves_a_note_as_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == '{"run": "r"}\n'
+    assert [path.suffix for path in tmp_path.iterdir()] == [".claim"]
 
 
 @pytest.mark.parametrize("how", ["alone", "fork"])

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.base.codec import to_json
 from muster.base.settings import Settings
 from muster.devices import nvml
-from muster.devices.inventory import Device, Holder, Inventory, to_json
+from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.packing import MemorySampler, total_held
 
 HELD: dict[str, dict[int, int | None]] = {"GPU-a": {1: 100, 2: 50, 3: None}, "GPU-b": {1: 30}}

@@ -4,25 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.devices.discovery import PhysicalDevice, visible
+from muster.devices.discovery import visible
+from muster.devices.inventory import Device
 
 HOST = tuple(
-    PhysicalDevice(index=index, uuid=uuid)
+    Device(index=index, uuid=uuid, name="T4")
     for index, uuid in enumerate(["GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"])
 )
 #: GPU 0 is cut into two instances, GPU 1 is whole.
 CUT = (
-    PhysicalDevice(
-        index=0, uuid="MIG-1111", parent_uuid="GPU-aa11", gpu_instance=1, compute_instance=0
+    *(
+        Device(
+            index=0,
+            uuid=uuid,
+            name="T4",
+            parent_uuid="GPU-aa11",
+            gpu_instance=number,
+            compute_instance=0,
+        )
+        for number, uuid in enumerate(["MIG-1111", "MIG-2222"], start=1)
     ),
-    PhysicalDevice(
-        index=0, uuid="MIG-2222", parent_uuid="GPU-aa11", gpu_instance=2, compute_instance=0
-    ),
-    PhysicalDevice(index=1, uuid="GPU-bb33"),
+    Device(index=1, uuid="GPU-bb33", name="T4"),
 )
 
 
-def seen(value: str | None, host: tuple[PhysicalDevice, ...] = HOST) -> list[str]:
+def seen(value: str | None, host: tuple[Device, ...] = HOST) -> list[str]:
     return [device.uuid for device in visible(value, host).devices]
 
 

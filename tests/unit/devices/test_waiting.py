@@ -19,12 +19,13 @@ from tests.conftest import MusterCli
 from tests.unit.devices.test_queue_notes import written
 
 from muster.api.start.options import GangOptions, SweepOptions
+from muster.base.codec import to_json
 from muster.base.errors import PlacementError, SetupError, UsageError
 from muster.base.settings import Settings
 from muster.base.signals import Interrupted, listening
-from muster.devices.inventory import Device, Holder, Inventory, to_json
+from muster.devices.inventory import Device, Holder, Inventory, parse_devices, parse_gpu_ids
 from muster.devices.leases import Lease, acquire
-from muster.devices.placement import Placement, parse_devices, parse_gpu_ids
+from muster.devices.placement import Placement
 from muster.devices.tickets import Note, own_uid, user_name
 from muster.devices.waiting import Wait, lease_in_turn
 

@@ -49,7 +49,7 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
         ("no_torch", "warning", "torch is not installed"),
         ("driver_hangs", "error", "torch 2.8.0+cu128 was still starting the accelerator"),
     ],
-    "counts": [("driver_mismatch", "error", "torch sees 0 GPUs, the driver offers 4. It says")],
+    "counts": [("driver_mismatch", "error", "torch sees 0 GPUs; the driver offers 4. It says")],
     "compute-capability": [("old_card", "error", "no kernels for NVIDIA GeForce GTX 1080 Ti")],
     "triton": [("pcie_x4", "warning", "Triton is installed, but finds no C compiler")],
     "accelerator": [
@@ -69,10 +69,10 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
     "mixed-models": [("mixed_cards", "warning", "GPU 1: NVIDIA GeForce RTX 4090, 24564 MiB")],
     "mig": [("mig", "note", "3 MIG instances on GPU 0")],
     "pcie-link": [
-        ("pcie_x4", "warning", "GPU 1 has a PCIe x4 link, the card could use x16"),
+        ("pcie_x4", "warning", "GPU 1 has a PCIe x4 link; the card could use x16"),
         ("pcie_x4", "warning", "GPU 1 runs its PCIe link at generation 3 under load"),
     ],
-    "nvlink": [("worn_cards", "warning", "GPU 1: 11 NVLinks are up, on other GPUs 12")],
+    "nvlink": [("worn_cards", "warning", "GPU 1: 11 NVLinks are up; on other GPUs, 12")],
     "peer-access": [("pcie_x4", "note", "1 of 1 pairs of GPUs have no peer-to-peer access")],
     "topology": [("two_sockets", "note", "4 of 6 pairs of GPUs are joined only by the link bet")],
     "matmul": [("worn_cards", "error", "cuda:1 (NVIDIA A100-SXM4-80GB) multiplies wrongly in bf")],
@@ -101,12 +101,12 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
         ("mixed_cards", "note", "6 usable cores for 2 GPUs, 3 each"),
     ],
     "threads": [("mixed_cards", "warning", "OMP_NUM_THREADS=64, but this process may use 6")],
-    "host-memory": [("two_sockets", "note", "60000 MiB of host memory")],
+    "host-memory": [("two_sockets", "note", "58.6 GiB of host memory")],
     "task-memory": [("old_card", "note", "This kernel (4.19.0-27-amd64) does not count")],
     "locked-memory": [("small_container", "warning", "Only 8 MiB may be locked")],
     "disk-space": [
         ("small_container", "error", "700 MiB are free"),
-        ("worn_cards", "warning", "6000 MiB are free"),
+        ("worn_cards", "warning", "5.9 GiB are free"),
         ("no_torch", "error", "cannot be written: PermissionError"),
         ("driver_hangs", "error", "does not answer (asking /data for its free space)"),
     ],
@@ -331,7 +331,7 @@ def test_the_kernel_knows_the_width_of_a_card_that_the_driver_does_not() -> None
     narrow = [dataclasses.replace(gpu, pcie_width_max=gpu.pcie_width) for gpu in facts.health]
     facts = dataclasses.replace(facts, health=tuple(narrow), loaded=())
     (finding,) = CHECKS["pcie-link"](facts)
-    assert "GPU 1 has a PCIe x4 link, the card could use x16" in finding.what
+    assert "GPU 1 has a PCIe x4 link; the card could use x16" in finding.what
 
 
 def test_a_slow_one_among_equals_is_named_once() -> None:
@@ -439,6 +439,19 @@ def test_slow_pairs_over_a_slow_path_are_no_trouble() -> None:
 def test_advice_of_a_split_host_names_the_near_gpus() -> None:
     (finding,) = findings("two_sockets", "topology")
     assert "GPUs 0 and 1" in finding.fix
+    part = dataclasses.replace(host("two_sockets"), environment={"CUDA_VISIBLE_DEVICES": "1,2,3"})
+    (finding,) = CHECKS["topology"](part)
+    assert "GPUs 2 and 3" in finding.fix
+
+
+def test_one_gpu_is_not_one_gpus() -> None:
+    facts = dataclasses.replace(
+        host("two_sockets"), environment={"CUDA_VISIBLE_DEVICES": "1", "LOCAL_WORLD_SIZE": "1"}
+    )
+    (told,) = CHECKS["local-ranks"](facts)
+    assert told.what == "1 rank on this node for 1 GPU."
+    (told,) = CHECKS["cores"](facts)
+    assert "for 1 GPU," in told.what
 
 
 def test_hidden_gpus_do_not_count() -> None:

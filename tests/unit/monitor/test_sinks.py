@@ -180,6 +180,24 @@ def test_a_parquet_file_takes_in_its_tail_now_and_then(
     assert [p.name for p in tmp_path.iterdir()] == ["log.parquet"]
 
 
+def test_where_the_tail_cannot_be_taken_in_it_waits_for_the_next_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "_FOLD_AFTER", 2)
+    here = tmp_path / "here"
+    here.mkdir()
+    path = here / "log.parquet"
+    sink = open_sink(path)
+    sink.write([row(0)])
+    away = here.rename(tmp_path / "away")  # as a file system that is gone for a moment
+    with pytest.raises(FileNotFoundError):
+        sink.write([row(1)])
+    away.rename(here)
+    sink.write([row(2)])
+    sink.close()
+    assert pq.read_table(path)["elapsed_s"].to_pylist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("is_tail_left", [False, True])
 def test_a_kill_while_the_tail_is_taken_in_loses_and_doubles_nothing(
     tmp_path: Path, is_tail_left: bool

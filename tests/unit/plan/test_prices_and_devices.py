@@ -156,7 +156,7 @@ def test_the_memory_of_the_cards_here_is_what_their_driver_reports(
     [
         ("4", (), SetupError, "has no GPU"),
         ("4", ("A", "B"), UsageError, "unlike GPUs"),
-        ("cpu:0", (), UsageError, "between 1 and"),
+        ("cpu:0", (), UsageError, "write 1 to 65,536"),
         ("cpu:2, L4", (), UsageError, "do not form one gang"),
         ("L4, L4 x2", (), UsageError, "names a card twice"),
         ("RTX 4190 x2", (), UnknownNameError, "did you mean 'RTX 4090'"),

@@ -27,11 +27,7 @@ AMOUNTS = st.floats(1e-3, 1e12)
     ("dividend", "divisor", "quotient"),
     [
         (Flops(6e12), FlopsPerSecond(2e12), Seconds(3.0)),
-        (Flops(6e12), Seconds(3.0), FlopsPerSecond(2e12)),
         (Bytes(100e9), BytesPerSecond(25e9), Seconds(4.0)),
-        (Bytes(100e9), Seconds(4.0), BytesPerSecond(25e9)),
-        (Joules(1400.0), Watts(700.0), Seconds(2.0)),
-        (Joules(1400.0), Seconds(2.0), Watts(700.0)),
         (Seconds(6.0), Seconds(4.0), 1.5),
         (Seconds(6.0), 4, Seconds(1.5)),
     ],
@@ -48,8 +44,6 @@ def test_quotients_have_the_unit_that_physics_gives_them(
     ("left", "right", "product"),
     [
         (Watts(700.0), Seconds(3600.0), Joules(2.52e6)),  # 700 W for an hour: 0.7 kWh
-        (FlopsPerSecond(2e12), Seconds(3.0), Flops(6e12)),
-        (BytesPerSecond(25e9), Seconds(4.0), Bytes(100e9)),
         (Seconds(1.5), 4, Seconds(6.0)),
         (4, Seconds(1.5), Seconds(6.0)),
     ],
@@ -61,15 +55,11 @@ def test_products_too(left: object, right: object, product: Quantity) -> None:
 #: Every pair that is meant, by kind; all others must be refused.
 MEANT = {
     operator.truediv: {
-        *((kind, kind) for kind in (Seconds, Bytes, Flops, Joules)),
+        *((kind, kind) for kind in KINDS),
         (Flops, FlopsPerSecond),
-        (Flops, Seconds),
         (Bytes, BytesPerSecond),
-        (Bytes, Seconds),
-        (Joules, Watts),
-        (Joules, Seconds),
     },
-    operator.mul: {(Watts, Seconds), (FlopsPerSecond, Seconds), (BytesPerSecond, Seconds)},
+    operator.mul: {(Watts, Seconds)},
     operator.add: {(kind, kind) for kind in KINDS},
     operator.sub: {(kind, kind) for kind in KINDS},
     operator.lt: {(kind, kind) for kind in KINDS},
@@ -127,10 +117,3 @@ def test_what_is_shown_has_its_unit(quantity: Quantity, text: str) -> None:
 def test_hours_and_kilowatt_hours_are_the_only_conversions(value: float) -> None:
     assert Seconds(value).hours * 3600 == pytest.approx(value)
     assert Joules(value).kilowatt_hours * 3.6e6 == pytest.approx(value)
-
-
-@given(AMOUNTS, AMOUNTS)
-def test_time_times_rate_is_the_amount_again(amount: float, rate: float) -> None:
-    assert (FlopsPerSecond(rate) * (Flops(amount) / FlopsPerSecond(rate))).value == pytest.approx(
-        amount
-    )

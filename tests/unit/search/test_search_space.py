@@ -12,6 +12,7 @@ from tests.examples import examples
 
 from muster.base.errors import UsageError
 from muster.search.distributions import Choice, Float, Int
+from muster.search.search import Search
 from muster.search.space import Space
 from muster.search.spec import (
     Budget,
@@ -36,6 +37,9 @@ from muster.search.spec import (
         ('x=choice(1,1.0,true,null,"1")', Space.choice(1, 1.0, True, None, "1")),
         ("x=choice([1,2],[3])", Space.choice([1, 2], [3])),
         ('x=choice("a,b","c")', Space.choice("a,b", "c")),
+        ('x=choice("say if you can","a \\" if b")', Space.choice("say if you can", 'a " if b')),
+        ("n=int(0,9223372036854775807)", Space.int(0, 2**63 - 1)),
+        ("n=int(1e3,2e3)", Space.int(1000, 2000)),
     ],
 )
 def test_texts_mean_distributions_and_come_back(text: str, distribution: Any) -> None:
@@ -101,6 +105,14 @@ def test_a_condition_decides_whether_there_is_a_parameter() -> None:
         space.check({"opt": "adam", "big": True, "momentum": 0.5})
 
 
+def test_a_condition_may_be_for_any_text() -> None:
+    space = Space.from_texts(
+        ['how=choice("ask if unsure",guess)', 'n=int(1,2) if how="ask if unsure"']
+    )
+    assert Space.from_json(space.to_json()) == space
+    assert all(("n" in params) == (params["how"] != "guess") for params in space.settings())
+
+
 def test_the_settings_of_a_space_that_can_be_counted() -> None:
     space = Space.from_texts(
         ["a=choice(x,y)", "b=int(1,5,step=2)", "c=uniform(0,1,step=0.5) if a=y"]
@@ -112,6 +124,17 @@ def test_the_settings_of_a_space_that_can_be_counted() -> None:
         *((("a", "y"), ("b", b), ("c", c)) for b in (1, 3, 5) for c in (0.0, 0.5, 1.0)),
     }
     assert Space.from_texts(["a=choice(x)", "lr=log(1,2)"]).size is None
+
+
+def test_settings_that_are_hardly_ever_drawn_are_tried_too() -> None:
+    goal = objectives(minimize=["loss"])
+    rare = Space.from_texts(["a=int(1,400)", "b=int(1,1000000) if a=1"])
+    search = Search(SearchSpec(space=rare, objectives=goal, budget=Budget(trials=500)))
+    assert len({str(one.params) for one in search.ask(600)}) == 500
+    few = Space.from_texts([*(f"p{n}=int(1,9) if p{n - 1}=1" for n in range(1, 7)), "p0=int(1,9)"])
+    search = Search(SearchSpec(space=few, objectives=goal, budget=Budget(trials=500)))
+    assert few.size is None and len(search.ask(600)) == 9 + 6 * 8
+    assert search.is_exhausted()
 
 
 def test_a_range_with_steps_holds_its_steps_only() -> None:
@@ -165,6 +188,7 @@ def test_any_space_survives_json_and_holds_what_it_draws(found: list[Any], seed:
         (lambda: Stopping.from_text("asha:max=inf"), "must be finite"),
         (lambda: Stopping.from_text("median:every=inf"), "above 0 and finite"),
         (lambda: Constraint.from_text("a<3"), "is not NAME<=NUMBER"),
+        (lambda: Constraint.from_text("a<=nan"), "is not NAME<=NUMBER"),
         (lambda: Budget(trials=0), "trials must be above 0"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
         ("setup = [1]", "setup must be a list of strings, not [1]."),
         ('time = "8h"', "time 8h: SLURM cannot read this as a time limit."),
         ('mem = "much"', "mem much: SLURM cannot read this as an amount of memory."),
-        ("options = { exclusive = false }", "options.exclusive must be left out to be off."),
+        ("options = { exclusive = false }", "options.exclusive cannot be false: leave it out"),
         ('options = { partition = "x" }', "options partition: muster sets this option itself."),
         ("options = { nice = 1.5 }", "options.nice must be a string, a whole number or true"),
         ("partition = ", "is not TOML: "),

@@ -18,16 +18,9 @@ from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.base.shown_text import count
 from muster.devices.discovery import discover
-from muster.devices.inventory import Inventory
+from muster.devices.inventory import DeviceRequest, Inventory, parse_devices, parse_gpu_ids
 from muster.devices.packing import MOST_PER_GPU, within_memory
-from muster.devices.placement import (
-    DeviceRequest,
-    Placement,
-    Slot,
-    parse_devices,
-    parse_gpu_ids,
-    place,
-)
+from muster.devices.placement import Placement, Slot, place
 from muster.farm.executors.base import CLUSTERS
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.task import SlotSpec

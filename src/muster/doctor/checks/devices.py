@@ -107,14 +107,14 @@ def _memory_of(gpu: GpuHealth) -> Iterator[Finding]:
     elif gpu.ecc_uncorrected_total:
         yield note(
             what=f"GPU {gpu.index} had "
-            f"{count(gpu.ecc_uncorrected_total, 'uncorrected memory error')} in its life, none "
+            f"{count(gpu.ecc_uncorrected_total, 'uncorrected memory error')} in its life, but none "
             "since the driver was loaded.",
             why="They were repaired or have not come back.",
         )
     if gpu.ecc_enabled is False:
         yield note(
             what=f"GPU {gpu.index} can correct memory errors, but ECC is switched off.",
-            why="A flipped bit goes unseen into your weights.",
+            why="A flipped bit gets into your weights unseen.",
             fix="As administrator: nvidia-smi -e 1, then reboot.",
         )
 
@@ -140,7 +140,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
 
 
 def temperature(facts: Facts) -> Iterator[Finding]:
-    """Far from the temperature at which the clocks go down."""
+    """No GPU is near the temperature at which its clocks go down."""
     pairs = [
         (gpu.index, gpu.temperature_c, gpu.slowdown_temperature_c)
         for gpu in (*visible_health(facts), *facts.loaded)
@@ -168,7 +168,7 @@ def power_limit(facts: Facts) -> Iterator[Finding]:
     for index, limit_w, default_w in low:
         yield note(
             what=f"GPU {index} is limited to {limit_w:.0f} W of its usual {default_w:.0f} W.",
-            why="It is slower under load; a gang waits for it if the others are not limited.",
+            why="It is slower under load, and a gang waits for it if the others are not limited.",
             fix=f"As administrator: nvidia-smi -i {index} -pl {default_w:.0f}",
         )
     if known and not low:
@@ -230,7 +230,7 @@ def _link_of(facts: Facts, gpu: GpuHealth) -> Iterator[Finding]:
     most = max(gpu.pcie_width_max or 0, (card.width_max if card else None) or 0)
     if width < most:
         yield warning(
-            what=f"GPU {gpu.index} has a PCIe x{width} link, the card could use x{most}.",
+            what=f"GPU {gpu.index} has a PCIe x{width} link; the card could use x{most}.",
             why="Loading data, and gradients where there is no NVLink, take that much longer.",
             fix="Reseat the card or its riser, or use a slot with more lanes; the mainboard's "
             "manual says which slots share lanes with which.",
@@ -242,7 +242,7 @@ def _link_of(facts: Facts, gpu: GpuHealth) -> Iterator[Finding]:
     if busy.pcie_generation < busy.pcie_generation_max:
         yield warning(
             what=f"GPU {gpu.index} runs its PCIe link at generation {busy.pcie_generation} under "
-            f"load, {busy.pcie_generation_max} is possible.",
+            f"load; it could run at {busy.pcie_generation_max}.",
             why="Each generation less halves the bandwidth to the host.",
             fix="Set the slot to the generation of the card in the firmware; a riser cable that "
             "is too long makes the link fall back.",
@@ -266,8 +266,8 @@ def nvlinks(facts: Facts) -> Iterator[Finding]:
         )
     elif down:
         yield warning(
-            what=f"{gpus_named(down)}: {count(up[down[0]], 'NVLink is', 'NVLinks are')} up, on "
-            f"other GPUs {most}.",
+            what=f"{gpus_named(down)}: {count(up[down[0]], 'NVLink is', 'NVLinks are')} up; on "
+            f"other GPUs, {most}.",
             why="A collective is as fast as its weakest link.",
             fix="nvidia-smi nvlink -s shows which; reset the GPUs or reboot, and look at "
             "nvidia-fabricmanager.",
@@ -307,8 +307,9 @@ def topology(facts: Facts) -> Iterator[Finding]:
     # With NVLink between them the bus does not matter.
     across = [link for link in links if link.level == "between sockets" and not link.is_nvlink]
     if across:
-        near = sorted({link.second for link in links if link.first == 0 and link not in across})
-        group = gpus_named([0, *near]) if near else "GPUs of one socket"
+        near = [link for link in links if link not in across]
+        beside = sorted(link.second for link in near if link.first == near[0].first)
+        group = gpus_named([near[0].first, *beside]) if near else "GPUs of one socket"
         yield note(
             what=f"{len(across)} of {len(links)} pairs of GPUs are joined only by the link "
             "between the processor sockets.",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from muster.base.atomic_files import is_remote
-from muster.base.shown_text import count
+from muster.base.shown_text import count, shown_mib
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding, error, note, ok, visible_gpus, warning, working_gpus
@@ -29,11 +29,11 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
     needed_mib = max(_LEAST_SHM_MIB, _SHM_PER_GPU_MIB * len(working_gpus(facts)))
     have_mib = total_mib if free_mib is None else free_mib
     if have_mib >= needed_mib:
-        yield ok(f"/dev/shm has {have_mib} MiB free.")
+        yield ok(f"/dev/shm has {shown_mib(have_mib)} free.")
         return
     yield warning(
-        what=f"/dev/shm has {have_mib} MiB free of {total_mib} MiB; {needed_mib} MiB are "
-        "wise here.",
+        what=f"/dev/shm has {shown_mib(have_mib)} free of {shown_mib(total_mib)}; "
+        f"{shown_mib(needed_mib)} would be enough here.",
         why="Workers of data loaders and NCCL hand data over there. When it is full they die with "
         "'Bus error' or 'insufficient shared memory'.",
         fix="docker run --ipc=host, or --shm-size=16g; in Kubernetes an emptyDir of medium Memory "
@@ -70,7 +70,7 @@ def cores(facts: Facts) -> Iterator[Finding]:
         return
     each = num_cores / num_gpus
     if each >= _GOOD_CORES:
-        yield ok(f"{num_cores} cores for {num_gpus} GPUs, {each:.3g} each.")
+        yield ok(f"{num_cores} cores for {count(num_gpus, 'GPU')}, {each:.3g} each.")
         return
     in_slurm = "SLURM_JOB_ID" in facts.environment
     yield Finding(
@@ -92,7 +92,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
     if int(text) > facts.host.cpu_cores:
         yield warning(
             what=f"OMP_NUM_THREADS={text}, but this process may use {facts.host.cpu_cores} cores.",
-            why="Threads that wait for each other's core make everything slower.",
+            why="Threads that compete for the cores make everything slower.",
             fix="unset OMP_NUM_THREADS; muster gives each rank its share of the cores.",
             settings={"OMP_NUM_THREADS": str(facts.host.cpu_cores)},
         )
@@ -108,12 +108,13 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
         return
     if have_mib < gpus_mib / 2:
         yield note(
-            what=f"{have_mib} MiB of host memory are available, the GPUs have {gpus_mib} MiB.",
+            what=f"{shown_mib(have_mib)} of host memory are available; the GPUs have "
+            f"{shown_mib(gpus_mib)}.",
             why="Loading and saving what fills the GPUs needs about as much on the host.",
             fix="Ask for more memory (--mem of SLURM, --memory of docker).",
         )
     else:
-        yield ok(f"{have_mib} MiB of host memory are available.")
+        yield ok(f"{shown_mib(have_mib)} of host memory are available.")
 
 
 def task_memory(facts: Facts) -> Iterator[Finding]:
@@ -122,8 +123,8 @@ def task_memory(facts: Facts) -> Iterator[Finding]:
         yield note(
             what=f"This kernel ({facts.host.kernel}) does not count for each control group how "
             "often its memory limit was reached (memory.events.local, since Linux 5.2).",
-            why="No worker gets a group: --memory is kept by looking at its processes, so a task "
-            "can be above its limit for a moment.",
+            why="So no worker gets a group of its own: --memory is kept by looking at the worker's "
+            "processes, and a task can be above its limit for a moment.",
             fix="A kernel of 5.2 or newer keeps the limit itself.",
         )
     elif facts.host.counts_own_limit:
@@ -170,12 +171,12 @@ def disk_space(facts: Facts) -> Iterator[Finding]:
     elif disk.free_mib is not None and disk.free_mib < _GOOD_FREE_MIB:
         yield Finding(
             severity="error" if disk.free_mib < _LEAST_FREE_MIB else "warning",
-            what=f"{disk.free_mib} MiB are free for runs at {disk.path}.",
+            what=f"{shown_mib(disk.free_mib)} are free for runs at {disk.path}.",
             why="Checkpoints fill that quickly, and a run whose disk is full stops.",
             fix="Free space, or choose another place with --run-dir.",
         )
     elif disk.free_mib is not None:
-        yield ok(f"{disk.free_mib >> 10} GiB are free for runs.")
+        yield ok(f"{shown_mib(disk.free_mib)} are free for runs.")
 
 
 def disk_speed(facts: Facts) -> Iterator[Finding]:
@@ -192,7 +193,7 @@ def disk_speed(facts: Facts) -> Iterator[Finding]:
     elif disk.fsync_s > _SLOW_FSYNC_S:
         yield note(
             what=f"One synced write to {disk.path} takes {disk.fsync_s * 1e3:.0f} ms.",
-            why="Records of many short tasks wait for it.",
+            why="The records of many short tasks wait for such writes.",
             fix="MUSTER_LEDGER_DIR names a local folder for the ledger.",
         )
     else:
@@ -203,15 +204,14 @@ def disk_speed(facts: Facts) -> Iterator[Finding]:
 
 
 def network_disk(facts: Facts) -> Iterator[Finding]:
-    """Where the runs go is a local disk, or is known not to be."""
+    """The runs go to a local disk; a note where they do not."""
     disk = facts.disk
     if disk is None or disk.file_system is None:
         return
     if is_remote(disk.file_system):
         yield note(
             what=f"{disk.path} is on a network file system ({disk.file_system}).",
-            why="Ledgers (SQLite) are kept on a local disk then and copied, which muster does "
-            "by itself.",
+            why="Muster then keeps ledgers (SQLite) on a local disk and copies them by itself.",
         )
     else:
         yield ok(f"Runs are on a local file system ({disk.file_system}).")
@@ -225,7 +225,7 @@ _SLURM_GPUS = (
 
 
 def torchrun_variables(facts: Facts) -> Iterator[Finding]:
-    """The variables a launcher sets for each rank are complete, numbers, and in their bounds."""
+    """The variables a launcher sets for each rank are all there, and are numbers that fit."""
     env = facts.environment
     given = [name for name in _TORCHRUN if name in env]
     if "RANK" not in env and "WORLD_SIZE" not in env:
@@ -234,7 +234,7 @@ def torchrun_variables(facts: Facts) -> Iterator[Finding]:
     problem = _bounds(env)
     if missing:
         yield error(
-            what=f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} set, "
+            what=f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} set, but "
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
             why="A program takes itself for a rank of a gang and waits for ranks that never come.",
             fix="Start with `muster run` or torchrun; to run alone: unset " + " ".join(given),
@@ -286,12 +286,12 @@ def local_ranks(facts: Facts) -> Iterator[Finding]:
     if int(text) > num_gpus and facts.environment.get("SLURM_GPUS_PER_TASK") is None:
         yield error(
             what=f"{text} ranks on this node, {count(num_gpus, 'visible GPU')}.",
-            why="Ranks that share a GPU: NCCL refuses with 'Duplicate GPU detected', or the last "
-            "ranks find no GPU.",
-            fix=f"Start {num_gpus} ranks per node.",
+            why="Where ranks share a GPU, NCCL refuses with 'Duplicate GPU detected'; otherwise "
+            "the last ranks find no GPU.",
+            fix=f"Start {count(num_gpus, 'rank')} per node.",
         )
     else:
-        yield ok(f"{text} ranks on this node for {num_gpus} GPUs.")
+        yield ok(f"{count(int(text), 'rank')} on this node for {count(num_gpus, 'GPU')}.")
 
 
 def slurm_gpus(facts: Facts) -> Iterator[Finding]:
@@ -307,7 +307,7 @@ def slurm_gpus(facts: Facts) -> Iterator[Finding]:
     elif hidden or (has_cards and not facts.inventory.devices):
         yield error(
             what=f"SLURM job {env['SLURM_JOB_ID']} was given no GPU.",
-            why="Programs find none and compute on the CPU, on a node that was paid for.",
+            why="Programs find none and compute on the CPU of a node that was paid for.",
             fix="Submit with --gres=gpu:N or --gpus-per-node=N.",
         )
     elif facts.inventory.devices:
@@ -322,15 +322,15 @@ def slurm_gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def slurm_cores(facts: Facts) -> Iterator[Finding]:
-    """The cores SLURM promised are the cores there are."""
+    """This process may use the cores that SLURM promised."""
     text = facts.environment.get("SLURM_CPUS_PER_TASK", "")
     if "SLURM_JOB_ID" not in facts.environment or not text.isdigit():
         return
     if facts.host.cpu_cores < int(text):
         yield warning(
             what=f"SLURM_CPUS_PER_TASK={text}, but this process may use {facts.host.cpu_cores}.",
-            why="Since SLURM 22.05 srun does not take --cpus-per-task from sbatch, and a step gets "
-            "one core.",
+            why="Since SLURM 22.05 srun does not take over sbatch's --cpus-per-task, so a step "
+            "gets one core.",
             fix=f"srun --cpus-per-task={text}, or export SRUN_CPUS_PER_TASK={text}",
             settings={"SRUN_CPUS_PER_TASK": text},
         )

@@ -162,7 +162,7 @@ def master(facts: Facts) -> Iterator[Finding]:
         yield error(
             what=f"{place}: this host is the master, but the port is in use "
             f"({found.port_problem}).",
-            why="The gang cannot open its store; another run, or a dead one's rank, has the port.",
+            why="The gang cannot open its store: another run, or a rank left by one, has the port.",
             fix="Choose another MASTER_PORT on all nodes.",
         )
     elif found.is_reachable is False:
@@ -196,7 +196,8 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     if disk_skew_s is not None and abs(disk_skew_s) > _MOST_DISK_SKEW_S:
         yield warning(
             what=f"This clock and that of the disk's server differ by {abs(disk_skew_s):.0f} s.",
-            why="Files seem to come from the future or the past; build tools and caches err.",
+            why="Files seem to come from the future or the past, which misleads build tools and "
+            "caches.",
             fix="Start a time service (timedatectl set-ntp true).",
         )
         return

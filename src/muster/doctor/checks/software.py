@@ -59,8 +59,7 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
         drivers = sorted({card.driver or "no driver" for card in cards})
         yield error(
             what=f"{count(len(cards), 'NVIDIA card')} on the PCI bus "
-            f"({', '.join(drivers)}), "
-            f"but: {problem}",
+            f"({', '.join(drivers)}), but: {problem}",
             why="The GPUs are there and cannot be used.",
             fix="Install NVIDIA's driver (the package nvidia-driver of your system), or start the "
             "container with --gpus all."
@@ -168,7 +167,7 @@ def device_order(facts: Facts) -> Iterator[Finding]:
 
 
 #: The oldest Linux driver that runs programs of a CUDA major version ("minor version
-#: compatibility", NVIDIA CUDA Compatibility guide, table 1), and as a number of its branch.
+#: compatibility", NVIDIA CUDA Compatibility guide, table 1).
 _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
@@ -273,9 +272,9 @@ def counts_agree(facts: Facts) -> Iterator[Finding]:
     why = f" It says: {torch.cuda_error}" if torch.cuda_error else ""
     yield Finding(
         severity="error" if torch.device_count < expected else "warning",
-        what=f"torch sees {torch.device_count} GPUs, the driver offers {expected}.{why}",
+        what=f"torch sees {count(torch.device_count, 'GPU')}; the driver offers {expected}.{why}",
         why="Work is placed by what the driver says and would fail in torch.",
-        fix="Repair what torch says, and what torch-build finds."
+        fix="Repair what torch says, and what the check torch-build finds."
         if torch.cuda_error
         else "Look at CUDA_VISIBLE_DEVICES; with NVSwitch, start nvidia-fabricmanager; after an "
         "update of the driver, reboot.",

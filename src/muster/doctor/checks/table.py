@@ -21,7 +21,7 @@ from muster.doctor.checks import (
     speed,
 )
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding
+from muster.doctor.findings import Finding, warning
 
 CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
     "driver": software.driver_present,
@@ -96,20 +96,21 @@ def run_checks(facts: Facts) -> list[Finding]:
 def _of_plugin(name: str, facts: Facts) -> list[Finding]:
     plugin = plugins("check")[name]
     named = f"{plugin.package}:{name}"
+    found: list[Finding]
     try:
         check = load_plugin("check", name)
-        with redirect_stdout(sys.stderr):  # `--json` is of the doctor alone
+        with redirect_stdout(sys.stderr):  # what `--json` prints is the doctor's alone
             found = list(check(facts))
         wrong = [type(one).__name__ for one in found if not isinstance(one, Finding)]
         if wrong:
             raise TypeError(f"it yields {wrong[0]}, not findings")
     except (Exception, SystemExit) as error:  # a foreign package's code
         said = str(error) if isinstance(error, MusterError) else f"{type(error).__name__}: {error}"
-        broken = Finding(
-            severity="warning",
-            what=f"The check {name} of {plugin.package} failed: {one_line(said)}",
-            why="What it looks for is not known.",
-            fix=f"Reinstall or repair {plugin.package}, or uninstall it.",
-        )
-        return [replace(broken, check=named)]
+        found = [
+            warning(
+                what=f"The check {name} of {plugin.package} failed: {one_line(said)}",
+                why="What it looks for is not known.",
+                fix=f"Reinstall or repair {plugin.package}, or uninstall it.",
+            )
+        ]
     return [replace(finding, check=named) for finding in found]

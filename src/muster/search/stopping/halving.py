@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, field
 
 from muster.search.records import Decision
-from muster.search.spec import Objective, Stopping
+from muster.search.spec import SearchSpec
 from muster.search.trials import Report, Rule, Trial, best_first
 
 
@@ -61,44 +61,48 @@ class BestShare:
         return -self._sign * self._top[0][0] if self._top else None
 
 
-class Rungs:
-    """The rungs ``min_step * eta**k`` below ``max_step``, each with those who came to it."""
+class _OnRungs(Rule):
+    """A rule that asks at the rungs ``min_step * eta**k`` below ``max_step``."""
 
-    def __init__(self, spec: Stopping, goal: Objective, *, at_least: int = 0) -> None:
-        self._spec, self._goal, self._at_least = spec, goal, at_least
+    #: How many of a rung are its best, however few have come.
+    at_least = 0
+
+    def __init__(self, spec: SearchSpec) -> None:
+        super().__init__(spec)
         self._shares: list[BestShare] = []
 
-    def mark(self, index: int) -> float | None:
+    def mark(self, trial: Trial, index: int) -> float | None:
         """The step of rung ``index``; None from ``max_step`` on, where a trial is whole."""
-        step = self._spec.min_step * float(self._spec.eta) ** index
-        limit = self._spec.max_step
+        step = self._stopping.min_step * float(self._stopping.eta) ** index
+        limit = self._stopping.max_step
         return None if limit is not None and step >= limit else step
 
-    def share(self, index: int) -> BestShare:
-        while len(self._shares) <= index:
-            share = BestShare(self._spec.eta, maximize=self._goal.maximize, at_least=self._at_least)
+    def _enter(
+        self, trial: Trial, report: Report
+    ) -> tuple[tuple[int, float] | None, dict[str, float | None]]:
+        """Add the trial to the rung it has come to. Returns what `BestShare.add` does, and the
+        rung's numbers for the evidence."""
+        rung, eta = trial.marks - 1, self._stopping.eta
+        if rung == len(self._shares):
+            share = BestShare(eta, maximize=self._goal.maximize, at_least=self.at_least)
             self._shares.append(share)
-        return self._shares[index]
+        share = self._shares[rung]
+        entered = share.add(report.value, trial.number)
+        return entered, {"cutoff": share.cutoff(), "trials": len(share), "eta": eta}
 
 
-class Asha(Rule):
+class Asha(_OnRungs):
     """Pauses each trial at each rung and promotes the best."""
 
     pauses = True
 
-    def __init__(self, spec: Stopping, goal: Objective) -> None:
-        self._rungs = Rungs(spec, goal)
-        self._eta = spec.eta
+    def __init__(self, spec: SearchSpec) -> None:
+        super().__init__(spec)
         self._promoted: set[tuple[int, int]] = set()
-
-    def mark(self, trial: Trial, index: int) -> float | None:
-        return self._rungs.mark(index)
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
         rung = trial.marks - 1
-        share = self._rungs.share(rung)
-        entered = share.add(report.value, trial.number)
-        seen = {"cutoff": share.cutoff(), "trials": len(share), "eta": self._eta}
+        entered, seen = self._enter(trial, report)
         decisions = []
         if entered is None or entered[0] != trial.number:
             evidence = {"value": report.value, **seen}
@@ -111,28 +115,20 @@ class Asha(Rule):
         return decisions
 
 
-class AshaStop(Rule):
+class AshaStop(_OnRungs):
     """Ends a trial for good that is not among the best of those who came to the rung so far.
 
     The variant without pauses, for trials that keep no checkpoint. The first trials of a rung have
     nobody to lose against, so the best one always goes on.
     """
 
-    def __init__(self, spec: Stopping, goal: Objective) -> None:
-        self._rungs = Rungs(spec, goal, at_least=1)
-        self._eta = spec.eta
-
-    def mark(self, trial: Trial, index: int) -> float | None:
-        return self._rungs.mark(index)
+    at_least = 1
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
-        share = self._rungs.share(trial.marks - 1)
-        entered = share.add(report.value, trial.number)
+        entered, seen = self._enter(trial, report)
         if entered is not None and entered[0] == trial.number:
             return []
-        evidence = {
-            "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta
-        }  # fmt: skip
+        evidence = {"value": report.value, **seen}
         return [Decision("stop", trial.number, rung=report.step, evidence=evidence)]
 
 
@@ -182,15 +178,16 @@ class _Bracket:
 
 
 class Hyperband(Rule):
-    """The last bracket may be smaller, by how many trials there were to be when it began. Trials
-    from before the search are in none."""
+    """The last bracket has only as many trials as were left of those that the search was to choose
+    when it began. Trials from before the search are in none."""
 
     pauses = True
 
-    def __init__(self, spec: Stopping, goal: Objective) -> None:
-        assert spec.max_step is not None
-        self._round = brackets(spec.min_step, spec.max_step, spec.eta)
-        self._eta, self._goal = spec.eta, goal
+    def __init__(self, spec: SearchSpec) -> None:
+        super().__init__(spec)
+        stopping = spec.stopping
+        assert stopping.max_step is not None
+        self._round = brackets(stopping.min_step, stopping.max_step, stopping.eta)
         self._brackets: list[_Bracket] = []
         self._of: dict[int, _Bracket] = {}
 
@@ -253,12 +250,10 @@ class Hyperband(Rule):
         if bracket.awaited[rung] or (rung == 0 and bracket.members < bracket.room) or not arrived:
             return []
         order = best_first(arrived, self._goal.maximize)
-        chosen = order[: max(1, len(order) // self._eta)]  # also where some of a few have failed
+        eta, step = self._stopping.eta, bracket.rungs[rung].step
+        chosen = order[: max(1, len(order) // eta)]  # one also where most of a few have failed
         bracket.awaited[rung + 1].update(chosen)
-        evidence = {
-            "cutoff": arrived[chosen[-1]], "trials": len(arrived), "eta": self._eta
-        }  # fmt: skip
-        step = bracket.rungs[rung].step
+        evidence = {"cutoff": arrived[chosen[-1]], "trials": len(arrived), "eta": eta}
         return [
             Decision("promote", n, rung=step, evidence={"value": arrived[n], **evidence})
             for n in chosen

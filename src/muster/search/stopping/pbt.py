@@ -42,13 +42,14 @@ class _Population:
 
 
 class Pbt(Rule):
-    """A population is as large as the trials that there were to be when it began. With more later
-    comes another population; trials from before the search are in none."""
+    """A population has as many members as the search was to choose trials when it began; where more
+    are asked for later, they are another population. Trials from before the search are in none."""
 
     pauses = True
 
     def __init__(self, spec: SearchSpec) -> None:
-        self._spec, self._goal = spec, spec.objectives[0]
+        super().__init__(spec)
+        self._space, self._seed = spec.space, spec.seed
         self._newest: _Population | None = None
         self._of: dict[int, tuple[_Population, int]] = {}  # and the first mark of the trial
         self._begun = 0
@@ -74,10 +75,9 @@ class Pbt(Rule):
     def mark(self, trial: Trial, index: int) -> float | None:
         if trial.number not in self._of:
             return None
-        stopping = self._spec.stopping
-        assert stopping.max_step is not None
-        step = stopping.regular_step(self._of[trial.number][1] + index)
-        return step if step < stopping.max_step else None
+        assert self._stopping.max_step is not None
+        step = self._stopping.regular_step(self._of[trial.number][1] + index)
+        return step if step < self._stopping.max_step else None
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
         evidence = {"value": report.value}
@@ -106,21 +106,21 @@ class Pbt(Rule):
         if population.begun < population.room or not values or values.keys() != members.keys():
             return []
         order = best_first(values, self._goal.maximize)
-        share = _share(self._spec.stopping, len(order))
-        step = self._spec.stopping.regular_step(population.mark)
+        share = _share(self._stopping, len(order))
+        step = self._stopping.regular_step(population.mark)
         decisions = [
             Decision("promote", n, rung=step, evidence={"value": values[n], "trials": len(order)})
             for n in order
         ]
         for place in range(len(order) - share, len(order)):
-            random = random_for(self._spec.seed, "pbt", order[place], population.mark)
+            random = random_for(self._seed, "pbt", order[place], population.mark)
             parent = order[random.randrange(share)]
             if math.isnan(values[parent]):
-                continue  # nobody is worth going on from
+                continue  # no trial is worth going on from
             decisions[place] = Decision(
                 "replace", order[place], rung=step, parent=parent,
                 evidence={**decisions[place].evidence, "parent_value": values[parent]},
-                params=explored(self._spec.space, members[parent].params, random),
+                params=explored(self._space, members[parent].params, random),
             )  # fmt: skip
             del members[order[place]]
         population.mark += 1
