@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,32 +42,23 @@ def train(
 ) -> list[tuple[float, float]]:
     """(L_train, L_gen) of each cell after the last step, in float64.
 
-    A cell does not depend on its neighbours: its stream is its own, and operations are
+    A cell does not depend on its neighbours: its stream is its own, and operations, Adam's too, are
     elementwise over cells, so a cell that diverges to NaN leaves the others alone.
     """
     h = torch.tensor([cell.h for cell in cells], dtype=torch.float64, device=device)
     w = torch.tensor([cell.w for cell in cells], dtype=torch.float64, device=device)
-    width = max(cell.dim for cell in cells)
-    mask = torch.tensor(
-        [[float(j < cell.dim) for j in range(width)] for cell in cells],
-        dtype=torch.float64,
-        device=device,
-    )
-    a = torch.stack([_padded(initial_values(cell, settings), width) for cell in cells]).to(device)
-    first, second = torch.zeros_like(a), torch.zeros_like(a)
+    a = pad_sequence([initial_values(cell, settings) for cell in cells], True).to(device)
+    widths = torch.tensor([[cell.dim] for cell in cells], device=device)
+    mask = torch.arange(a.shape[1], device=device) < widths
     powers = torch.arange(1, h.shape[1] + 1, dtype=torch.float64, device=device)
     coefficients = w * powers  # w_nm · m, [C, N, K]
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+    # Fused: a step of so small a tensor costs its calls and not its arithmetic.
+    optimizer = kind([a], lr=settings.lr, fused=True)
     for step in range(settings.epochs):
-        gradient = _gradient(a, h, w, coefficients).mul_(mask)
-        lr = learning_rate(settings, step)
-        if settings.optimizer == "sgd":
-            a.sub_(gradient, alpha=lr)
-            continue
-        first.mul_(_BETA1).add_(gradient, alpha=1 - _BETA1)
-        second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        correction = math.sqrt(1 - _BETA2 ** (step + 1))
-        denominator = second.sqrt().div_(correction).add_(_EPS)
-        a.addcdiv_(first, denominator, value=-lr / (1 - _BETA1 ** (step + 1)))
+        a.grad = _gradient(a, h, w, coefficients).mul_(mask)
+        optimizer.param_groups[0]["lr"] = learning_rate(settings, step)
+        optimizer.step()
     error = _error(a, h)
     train_loss = torch.einsum("cnk,ck->cn", w, error).square().mean(1)
     gen_loss = error.square().sum(1)
@@ -104,10 +94,6 @@ def learning_rate(settings: GdSettings, step: int) -> float:
         case "cosine":
             return settings.lr * 0.5 * (1 + math.cos(math.pi * share))
     return settings.lr
-
-
-def _padded(values: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.nn.functional.pad(values, (0, width - len(values)))
 
 
 def _error(a: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
