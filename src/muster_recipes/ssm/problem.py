@@ -1,8 +1,8 @@
 """Teacher and data of a seed: pure functions of (seed, rank, settings).
 
-A random stream has a name, such as ``("ssm-gnc", seed, rank, width, block)``, and its seed is a hash
-of that name. So no draw depends on the number of workers or devices, on the order of the work, or
-on the Python process (``hash()`` of a string differs between processes).
+A random stream has a name, such as ``("ssm-gnc", seed, rank, width, block)``, and its seed is a
+hash of that name. So no draw depends on the number of workers or devices, on the order of the work,
+or on the Python process (``hash()`` of a string differs between processes).
 """
 
 from __future__ import annotations

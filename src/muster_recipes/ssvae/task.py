@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from muster import Task, UsageError
+from muster_recipes.digits.files import NUM_CLASSES
 from muster_recipes.ssvae.config import CHOSEN, RECIPE, Hyper, SsvaeTrainConfig
 from muster_recipes.ssvae.labels import choose_labels
 from muster_recipes.ssvae.measures import class_measures, style_leakage
@@ -23,7 +24,6 @@ from muster_recipes.ssvae.noise import Noise, noise_of, step_keys, uniforms
 from muster_recipes.ssvae.objective import Terms, objective
 from muster_recipes.ssvae.pool import Pool, load
 
-_NUM_CLASSES = 10
 _KEY_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -80,7 +80,7 @@ class RedrawnLabels(Dataset[Item]):
         key = torch.randint(*_KEY_RANGE, ())
         label = self._pool.labels[index]
         if bool(torch.rand(()) < self._corruption_rate):
-            label = (label + torch.randint(1, _NUM_CLASSES, ())) % _NUM_CLASSES
+            label = (label + torch.randint(1, NUM_CLASSES, ())) % NUM_CLASSES
         return Item(self._pool.x[index], label, self._chance, key)
 
 

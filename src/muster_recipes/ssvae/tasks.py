@@ -1,6 +1,6 @@
 """What runs on a worker: the runs of a call, a few of them at a time as one ensemble.
 
-How far a call has come is shown while it runs, and saved so that a later attempt goes on.
+Progress is shown while a call works, and saved so that a later attempt goes on from there.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Work(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A method: how it is trained, its measure on the way, and those at the end."""
+    """A method: how its runs are trained, and what is measured after an epoch and at the end."""
 
     train: Callable[..., Ensemble]
-    on_the_way: Callable[[Parameters, Work], list[Result]]
+    after_epoch: Callable[[Parameters, Work], list[Result]]
     at_the_end: Callable[[Parameters, Work, Task], list[Result]]
 
 
@@ -88,7 +88,7 @@ def _train_chunk(
 
     def on_epoch(ensemble: Ensemble) -> None:
         if work.settings.is_evaluated(ensemble.epoch):
-            curves.append(kind.on_the_way(_plain(ensemble), work))
+            curves.append(kind.after_epoch(_plain(ensemble), work))
         seconds = before_s + time.perf_counter() - begin
         progress.epoch(chunk, ensemble, work.settings.num_epochs, curves, seconds)
 
@@ -118,11 +118,11 @@ def _train_chunk(
 def _unmeasured(end: Result, last: Result, epoch: int) -> Failure | None:
     """The failure of a run whose weights are finite but so large that a measure is not; else None.
 
-    A probe that does not converge is no failure of the run.
+    Style leakage does not count: a probe that does not converge is no failure of the run.
     """
     for name in ("accuracy", "calibration_error", "elbo_nats"):
         if name in end and end[name] is None:
-            value = last.get(name)  # of the same model
+            value = last.get(name)  # the last point of the curve is of the same model
             return Failure(epoch, math.nan if value is None else value, name)
     return None
 
