@@ -70,19 +70,17 @@ def _run_all(tasks: Sequence[Task], kind: Kind, ctx: Context) -> list[Result | E
     work = _work_of(first, ctx.device)
     size = first["ensemble_size"] or DEFAULT_SIZE[work.device.partition(":")[0]]
     progress = Progress(ctx, len(tasks))
-    for chunk in progress.open_chunks(tasks, size):
-        results = _train_chunk(chunk, kind, work, progress)
-        progress.finish(chunk, results)
+    for chunk, state in progress.open_chunks(tasks, size):
+        progress.finish(chunk, _train_chunk(chunk, state, kind, work, progress))
     return [_result_or_failure(progress.result_of(task)) for task in tasks]
 
 
 def _train_chunk(
-    chunk: Sequence[Task], kind: Kind, work: Work, progress: Progress
+    chunk: Sequence[Task], state: Any, kind: Kind, work: Work, progress: Progress
 ) -> list[Result | Failure]:
-    """Train and measure some runs as one program."""
+    """Train and measure some runs as one program, from ``state`` if it is not None."""
     runs = [_spec_of(task) for task in chunk]
     begin = time.perf_counter()
-    state = progress.state_of(chunk)
     curves: list[list[Result]] = [] if state is None else state["curves"]
     before_s = 0.0 if state is None else state["seconds"]
 
@@ -226,28 +224,26 @@ class Progress:
         self._num_runs = num_runs
         state = ctx.restore() or {"results": "{}", "chunk": [], "training": None}
         self._results: dict[str, Any] = json.loads(state["results"])
-        self._training = (list(state["chunk"]), state["training"])
+        self._begun, self._training = list(state["chunk"]), state["training"]
         self._num_over = 0
         self._saved_s = time.monotonic()
         self._shown_s = self._saved_s
 
-    def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
-        """The runs that are not over, so many at a time; those in training first."""
-        chunk, training = self._training
+    def open_chunks(
+        self, tasks: Sequence[Task], size: int
+    ) -> Iterator[tuple[Sequence[Task], Any]]:
+        """The runs that are not over, so many at a time, and the state of their training or None.
+
+        First those that an earlier attempt has begun, if all of them are in this call.
+        """
         left = [task for task in tasks if name_of(task) not in self._results]
         self._num_over = len(tasks) - len(left)
-        if training is not None:
-            begun = [task for task in left if name_of(task) in chunk]
-            if [name_of(task) for task in begun] == chunk:
-                yield begun
-                left = [task for task in left if name_of(task) not in chunk]
+        begun = [task for task in left if name_of(task) in self._begun]
+        if self._training is not None and [name_of(task) for task in begun] == self._begun:
+            yield begun, self._training
+            left = [task for task in left if name_of(task) not in self._begun]
         for first in range(0, len(left), size):
-            yield left[first : first + size]
-
-    def state_of(self, chunk: Sequence[Task]) -> Any:
-        """The state in which an earlier attempt left these runs, or None."""
-        names, training = self._training
-        return training if [name_of(task) for task in chunk] == names else None
+            yield left[first : first + size], None
 
     def epoch(
         self,
