@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +84,11 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
         raise UsageError(f'{where}: write {{"alpha": x or [..], "w_sequences": [[..]]}}.')
     alpha = entry["alpha"] if isinstance(entry["alpha"], list) else [entry["alpha"]]
     sequences = entry["w_sequences"]
-    if not alpha or not all(map(_is_number, alpha)):
-        raise UsageError(f"{where}: alpha must be a number or a list of numbers.")
-    if not all(has_finite_powers(pole, config.num_lags) for pole in alpha):
-        raise UsageError(f"{where}: alpha is so large that its powers are not finite numbers.")
+    lags = config.num_lags
+    if not alpha or not all(_is_number(pole) and has_finite_powers(pole, lags) for pole in alpha):
+        raise UsageError(
+            f"{where}: alpha must be a number or a list of numbers, and their powers finite."
+        )
     misfit = [rank for rank in config.teacher_ranks if len(alpha) not in (1, rank)]
     if misfit:
         raise UsageError(
@@ -105,9 +105,9 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
             hint=f"add --num-sequences {len(sequences)}, or correct the entry.",
         )
     for w in sequences:
-        if not isinstance(w, list) or len(w) != config.num_lags or not all(map(_is_number, w)):
+        if not isinstance(w, list) or len(w) != lags or not all(map(_is_number, w)):
             raise UsageError(
-                f"{where}: each sequence needs {config.num_lags} numbers, because "
+                f"{where}: each sequence needs {lags} numbers, because "
                 f"--sequence-length is {config.sequence_length}; found {w!r:.80}."
             )
     return Problem(
@@ -116,14 +116,14 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
 
 
 def has_finite_powers(pole: float, lags: int) -> bool:
-    """Whether the squared loss of a teacher with this parameter is a finite number, with room."""
+    """Whether the loss of a teacher with this parameter is a finite number."""
     return abs(pole) < 1e100 ** (1 / lags)
 
 
 def _is_number(value: object) -> bool:
-    # JSON has no NaN, but Python's reader takes one, and whole numbers that no float holds.
+    """A number whose square is finite; JSON may hold larger ones, and Python reads NaN from it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max
+    return is_number and abs(value) < 1e100
 
 
 def stream_seed(*parts: str | int) -> int:

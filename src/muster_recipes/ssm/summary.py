@@ -75,13 +75,18 @@ def _is_wanted(
 
 
 def _theory(config: SsmConfig, problem: Problem, dim: int) -> dict[str, Any]:
-    limit = asymptote(problem)
+    limit, prior = asymptote(problem), _finite(prior_mean(problem, dim))
     return {
         "predicted_acceptance": acceptance_rate(problem, dim, config.eps_train),
-        "theory": conditional_mean(problem, dim),
+        "theory": None if prior is None else conditional_mean(problem, dim),
         "asymptote": None if limit is None else limit.at(dim),
-        "prior": prior_mean(problem, dim),
+        "prior": prior,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what no float holds, as the moments of few entries at many lags."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _result(config: SsmConfig, method: str, parts: Mapping[int, Row]) -> dict[str, Any]:
@@ -126,7 +131,7 @@ def _gnc(done: list[Row]) -> dict[str, Any]:
         "num_accepted": accepted.count,
         "num_samples": drawn.count,
         "acceptance": accepted.count / drawn.count,
-        "prior_sampled": drawn.value,
+        "prior_sampled": _finite(drawn.value),
         "students_per_s": drawn.count / sampling_s,
         "note": None if accepted.count else "none accepted",
     }

@@ -28,9 +28,12 @@ class Asymptote:
         return self.a + self.b / dim
 
 
-def normal_moment(power: int) -> int:
-    """J_p = E[x^p] of a standard normal: (p - 1)!! for even p, else 0."""
-    return 0 if power % 2 else math.prod(range(power - 1, 0, -2))
+def mean_power_sum(power: int, dim: int) -> float:
+    """E[Σ_j a_j^p] of d entries a_j ~ N(0, 1/d), for p >= 1: d^(1 - p/2) (p - 1)!!, or 0 for odd p.
+
+    Factor by factor, because (p - 1)!! alone is beyond a float from p = 302 on.
+    """
+    return 0.0 if power % 2 else math.prod(i / dim for i in range(power - 1, 1, -2))
 
 
 def prior_mean(problem: Problem, dim: int) -> float:
@@ -59,13 +62,14 @@ def asymptote(problem: Problem) -> Asymptote | None:
     """A and B of L ≈ A + B/d for one sequence; None for several, or where w_1 = 0.
 
     With w_1 = 0 the leading covariance e_1 e_1ᵀ does not touch the constraint, and the expansion
-    divides by zero.
+    divides by zero. None, too, where w_1 is so small that no float holds B.
     """
     import numpy as np
 
     if len(problem.w) != 1 or problem.w[0][0] == 0.0:
         return None
-    w = np.array(problem.w[0], dtype=np.float64)
+    # The scale of w does not count; with w_1 = 1 no fourth power of it is left.
+    w = np.array(problem.w[0], dtype=np.float64) / problem.w[0][0]
     lags = len(w)
     mu0, mu1 = -np.array(problem.h, dtype=np.float64), np.zeros(lags)
     sigma0, sigma1 = np.zeros((lags, lags)), np.zeros((lags, lags))
@@ -77,13 +81,14 @@ def asymptote(problem: Problem) -> Asymptote | None:
         sigma1[0, 2] = sigma1[2, 0] = 3.0
     if lags >= 4:
         mu1[3] = 3.0
-    w1sq = w[0] ** 2
-    f0 = (w @ mu0) / w1sq
-    f1 = (w @ mu1) / w1sq - (w @ mu0) * (w @ sigma1 @ w) / w1sq**2
-    muc0 = mu0 - f0 * (sigma0 @ w)
-    muc1 = mu1 - f0 * (sigma1 @ w) - f1 * (sigma0 @ w)
-    cut = (w @ sigma0 @ sigma1 @ w + w @ sigma1 @ sigma0 @ w - w @ sigma1 @ w) / w1sq
-    return Asymptote(float(muc0 @ muc0), float(2 * muc0 @ muc1 + sigma1.trace() - cut))
+    with np.errstate(over="ignore", invalid="ignore"):
+        f0 = w @ mu0
+        f1 = w @ mu1 - f0 * (w @ sigma1 @ w)
+        muc0 = mu0 - f0 * (sigma0 @ w)
+        muc1 = mu1 - f0 * (sigma1 @ w) - f1 * (sigma0 @ w)
+        cut = w @ sigma0 @ sigma1 @ w + w @ sigma1 @ sigma0 @ w - w @ sigma1 @ w
+        a, b = float(muc0 @ muc0), float(2 * muc0 @ muc1 + sigma1.trace() - cut)
+    return Asymptote(a, b) if math.isfinite(a + b) else None
 
 
 def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
@@ -94,11 +99,11 @@ def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
     mu, sigma = _moment_lists(problem, dim)
     w = problem.w[0]
     lags = range(len(w))
-    variance = math.fsum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
-    if variance <= 0.0:
+    variance = sum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
+    if not 0.0 < variance < math.inf:
         return None
     spread = math.sqrt(variance)
-    z = math.fsum(w[m] * mu[m] for m in lags) / spread
+    z = sum(w[m] * mu[m] for m in lags) / spread
     return min(1.0, 2 * math.sqrt(eps) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / spread)
 
 
@@ -112,8 +117,10 @@ def _moments(problem: Problem, dim: int) -> tuple[Any, Any]:
 
 
 def _moment_lists(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
-    lags = range(1, len(problem.w[0]) + 1)
-    j = normal_moment
-    mu = [dim ** (1 - m / 2) * j(m) - h for m, h in zip(lags, problem.h, strict=True)]
-    sigma = [[dim ** (1 - (m + n) / 2) * (j(m + n) - j(m) * j(n)) for n in lags] for m in lags]
+    h = problem.h
+    lags = range(1, len(h) + 1)
+    sums = {power: mean_power_sum(power, dim) for power in range(1, 2 * len(h) + 1)}
+    mu = [sums[m] - h[m - 1] for m in lags]
+    # The entries are independent: Cov(Σ a^m, Σ a^n) = d (E[a^(m+n)] - E[a^m] E[a^n]).
+    sigma = [[sums[m + n] - sums[m] * sums[n] / dim for n in lags] for m in lags]
     return mu, sigma
