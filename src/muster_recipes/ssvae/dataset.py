@@ -42,9 +42,9 @@ def canonical(name: str) -> str:
     >>> canonical("MNIST"), canonical("FashionMNIST"), canonical("fashion_mnist")
     ('mnist', 'fashion-mnist', 'fashion-mnist')
     """
-    plain = _plain(name)
+    plain = name.lower().replace("-", "").replace("_", "")
     for known in NAMES:
-        if _plain(known) == plain:
+        if known.replace("-", "") == plain:
             return known
     raise UsageError(
         f"--dataset {name} is not known.", hint=f"write one of {', '.join(NAMES)}, in any case."
@@ -142,7 +142,3 @@ def both_ways(dataset: str) -> str:
         "pip install 'muster-gpu[datasets]' and a network, which fetches "
         f"{HUB_NAMES[dataset]} from the Hugging Face hub."
     )
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
