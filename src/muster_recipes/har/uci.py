@@ -30,8 +30,8 @@ def read_uci(folder: Path) -> tuple[Windows, Windows]:
     shared = np.intersect1d(train.subjects, test.subjects).tolist()
     if shared:
         raise UsageError(
-            f"{root}: train and test have subjects in common ({', '.join(map(str, shared))}), so the "
-            "test would be of people that the training knows.",
+            f"{root}: train and test have subjects in common ({', '.join(map(str, shared))}), so "
+            "the test would be of people that the training knows.",
             hint="subject_train.txt and subject_test.txt of the published set share none.",
         )
     return train, test

@@ -117,13 +117,13 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
 
 def has_finite_powers(pole: float, lags: int) -> bool:
     """Whether the loss of a teacher with this parameter is a finite number."""
-    return abs(pole) < 1e100 ** (1 / lags)
+    largest: float = 1e100 ** (1 / lags)
+    return abs(pole) < largest
 
 
 def _is_number(value: object) -> bool:
     """A number whose square is finite; JSON may hold larger ones, and Python reads NaN from it."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) < 1e100
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
 def stream_seed(*parts: str | int) -> int:

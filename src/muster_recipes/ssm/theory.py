@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from muster_recipes.ssm.problem import Problem
 
@@ -39,14 +38,14 @@ def mean_power_sum(power: int, dim: int) -> float:
 def prior_mean(problem: Problem, dim: int) -> float:
     """E[‖S‖²] over all draws, exactly: ‖mu‖² + tr Sigma."""
     mu, sigma = _moments(problem, dim)
-    return float(mu @ mu + sigma.trace())
+    return sum(mean * mean for mean in mu) + sum(sigma[m][m] for m in range(len(mu)))
 
 
 def conditional_mean(problem: Problem, dim: int) -> float:
     """L(d) = ‖mu_c‖² + tr Sigma_c under WᵀS = 0, for any number of sequences."""
     import numpy as np
 
-    mu, sigma = _moments(problem, dim)
+    mu, sigma = map(np.array, _moments(problem, dim))
     w = np.array(problem.w, dtype=np.float64).T  # K × N
     # Only the span of W counts. With columns of unit variance the pseudo-inverse's cut-off drops
     # sequences that depend on others, and not a lag whose variance d^(1-2m) is merely small.
@@ -96,7 +95,7 @@ def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
     if len(problem.w) != 1:
         return None
     # Plain arithmetic: the process that plans asks for every cell, and stays free of numpy.
-    mu, sigma = _moment_lists(problem, dim)
+    mu, sigma = _moments(problem, dim)
     w = problem.w[0]
     lags = range(len(w))
     variance = sum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
@@ -107,16 +106,8 @@ def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
     return min(1.0, 2 * math.sqrt(eps) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / spread)
 
 
-def _moments(problem: Problem, dim: int) -> tuple[Any, Any]:
-    """mu [K] and Sigma [K, K] of S for a_j ~ N(0, 1/d), as numpy arrays."""
-    # numpy is imported where it is used: the coordinator plans without it.
-    import numpy as np
-
-    mu, sigma = _moment_lists(problem, dim)
-    return np.array(mu), np.array(sigma)
-
-
-def _moment_lists(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
+def _moments(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
+    """mu [K] and Sigma [K, K] of S for a_j ~ N(0, 1/d)."""
     h = problem.h
     lags = range(1, len(h) + 1)
     sums = {power: mean_power_sum(power, dim) for power in range(1, 2 * len(h) + 1)}

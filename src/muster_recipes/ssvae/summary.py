@@ -101,9 +101,7 @@ def _values(done: Mapping[int, Row], name: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _note(
-    done: Mapping[int, Row], failed: Mapping[int, Row], metrics: Sequence[str]
-) -> str | None:
+def _note(done: Mapping[int, Row], failed: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
     """Why runs of a row failed or lack some of ``metrics``, which the numbers do not say."""
     notes = []
     if failed:

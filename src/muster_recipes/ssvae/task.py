@@ -25,7 +25,6 @@ from muster_recipes.ssvae.objective import Terms, objective
 from muster_recipes.ssvae.pool import Pool, load
 
 
-
 class Item(NamedTuple):
     """``x`` float32 [D]; ``label`` int64; ``chance`` that it is known; ``key`` of its noise."""
 

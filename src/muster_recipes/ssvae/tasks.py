@@ -229,9 +229,7 @@ class Progress:
         self._saved_s = time.monotonic()
         self._shown_s = self._saved_s
 
-    def open_chunks(
-        self, tasks: Sequence[Task], size: int
-    ) -> Iterator[tuple[Sequence[Task], Any]]:
+    def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[tuple[Sequence[Task], Any]]:
         """The runs that are not over, so many at a time, and the state of their training or None.
 
         First those that an earlier attempt has begun, if all of them are in this call.

@@ -224,5 +224,3 @@ def test_large_logits_do_not_overflow() -> None:
     assert log_p.item() == pytest.approx(-1e4)
     plain = log_likelihood(second.view(1, 1, 1, 3), x)
     assert plain.item() == pytest.approx(-1e4)
-
-
