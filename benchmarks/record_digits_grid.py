@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from muster_recipes.digits.images import NUM_CLASSES, embedded_digits, split
+from muster_recipes.digits.files import NUM_CLASSES
+from muster_recipes.digits.images import embedded_digits, split
 
 EPOCHS = 27
 BATCH = 64

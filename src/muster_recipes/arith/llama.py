@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from muster_recipes.arith.config import MAX_POSITIONS
-from muster_recipes.arith.problems import prompt, read_answer
+from muster_recipes.arith.problems import Problem, prompt, read_answer
 from muster_recipes.arith.tokenizer import BOS, EOS, PAD, decode, encode
 
-_ROPE_BASE = 10_000.0
-_NORM_EPS = 1e-6
-_INITIAL_STD = 0.02
+ROPE_BASE = 10_000.0
+NORM_EPS = 1e-6
+_INITIAL_STD = 0.02  # initializer_range of Transformers' LlamaConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class _Decoder(nn.Module):
         self._head_size = shape.head_size
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(_Layer(shape, layer) for layer in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=_NORM_EPS)
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
 
     def forward(self, tokens: Tensor, cache: Cache | None) -> Tensor:
         begin = 0 if cache is None else cache.length
@@ -105,8 +105,8 @@ class _Layer(nn.Module):
         super().__init__()
         self.self_attn = _Attention(shape, number)
         self.mlp = _FeedForward(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=_NORM_EPS)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=_NORM_EPS)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=NORM_EPS)
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None
@@ -161,7 +161,7 @@ def _rotation(begin: int, end: int, head: int, device: torch.device) -> tuple[Te
     """Cosines and sines [end - begin, head] of the positions from ``begin``."""
     exponents = torch.arange(0, head, 2, device=device, dtype=torch.float32) / head
     positions = torch.arange(begin, end, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, _ROPE_BASE**-exponents).repeat(1, 2)
+    angles = torch.outer(positions, ROPE_BASE**-exponents).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 
@@ -196,10 +196,11 @@ def solve(model: Llama, problems: Sequence[str], max_new_tokens: int = 192) -> l
     return solutions
 
 
-def solved_share(model: Llama, texts: Sequence[str], answers: Sequence[int]) -> float:
+def solved_share(model: Llama, problems: Sequence[Problem]) -> float:
     """The share of problems whose final answer is right."""
-    found = [read_answer(solution) for solution in solve(model, texts)]
-    return sum(a == b for a, b in zip(found, answers, strict=True)) / len(answers)
+    solutions = solve(model, [problem.text for problem in problems])
+    found = map(read_answer, solutions)
+    return sum(a == p.answer for a, p in zip(found, problems, strict=True)) / len(problems)
 
 
 @torch.no_grad()

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from muster_recipes.arith import tokenizer
 from muster_recipes.arith.config import MAX_POSITIONS
-from muster_recipes.arith.llama import Llama, LlamaShape
+from muster_recipes.arith.llama import NORM_EPS, ROPE_BASE, Llama, LlamaShape
 from muster_recipes.arith.tokenizer import BOS, EOS, PAD
 
-_ROPE_BASE = 10_000.0
-_ALIGNMENT = 8
+_ALIGNMENT = 8  # of the numbers in the file, as the format asks for
 
 
 def save(model: Llama, folder: Path, solved: Mapping[int, float]) -> None:
@@ -65,8 +64,8 @@ def _config(shape: LlamaShape) -> dict[str, object]:
         "num_key_value_heads": shape.num_heads,
         "head_dim": shape.head_size,
         "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": _ROPE_BASE,
+        "rms_norm_eps": NORM_EPS,
+        "rope_theta": ROPE_BASE,
         "max_position_embeddings": MAX_POSITIONS,
         "attention_bias": False,
         "mlp_bias": False,

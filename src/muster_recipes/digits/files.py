@@ -1,4 +1,7 @@
-"""Readers of the published files of MNIST, Fashion-MNIST and CIFAR-10. Nothing is unpickled."""
+"""Readers of the embedded digits and of the published files of MNIST, Fashion-MNIST and CIFAR-10.
+
+Nothing is unpickled, and torch stays out.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,23 @@ _CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _CIFAR_TEST = ("test_batch.bin",)
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
-_NUM_CLASSES = 10
+#: Of MNIST, Fashion-MNIST and CIFAR-10 as of the embedded digits.
+NUM_CLASSES = 10
+#: Of each class: the test images of the embedded digits, which have no test set of their own, and
+#: the validation images of every set.
+TEST_SHARE, VAL_SHARE = 0.2, 0.1
 _AGAIN = "the download was cut short or the file was changed: fetch it again."
+
+
+def read_digits() -> Arrays:
+    """The 1,797 8x8 digits of scikit-learn's ``load_digits``, with values 0 to 16.
+
+    They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
+    C. Kaynak (1998), UCI Machine Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0;
+    taken from scikit-learn (BSD 3-Clause) by scripts/make_digits.py, which also compares.
+    """
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        return file["images"][:, None], file["labels"]
 
 
 def read_mnist(folder: Path) -> tuple[Arrays, Arrays]:
@@ -93,7 +111,7 @@ def _read_idx_pair(folder: Path, images: str, labels: str) -> Arrays:
         )
     _check_classes(folder / labels, classes)
     if pixels.shape[1] < 8 or pixels.shape[2] < 8:
-        raise UsageError(f"{folder / images}: images of {_size(pixels)} are too small, 8x8 is not.")
+        raise UsageError(f"{folder / images}: images of {_size(pixels)} are smaller than 8x8.")
     return pixels[:, None], classes
 
 
@@ -113,11 +131,11 @@ def _read_cifar_batch(path: Path) -> Arrays:
 def _check_classes(path: Path, labels: NDArray[np.uint8]) -> None:
     if not len(labels):
         raise UsageError(f"{path} holds no samples.")
-    if labels.max() >= _NUM_CLASSES:
+    if labels.max() >= NUM_CLASSES:
         where = int(labels.argmax())
         raise UsageError(
             f"{path}: label {where} is {labels[where]}, but there are classes 0 to "
-            f"{_NUM_CLASSES - 1} only."
+            f"{NUM_CLASSES - 1} only."
         )
 
 

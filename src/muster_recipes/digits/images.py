@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,11 +11,15 @@ from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from muster_recipes.digits.config import DigitsConfig
-from muster_recipes.digits.files import read_cifar10, read_mnist
-
-NUM_CLASSES = 10
-_VAL_SHARE = 0.1
-_TEST_SHARE = 0.2  # of the embedded digits, which have no test set of their own
+from muster_recipes.digits.files import (
+    NUM_CLASSES,
+    TEST_SHARE,
+    VAL_SHARE,
+    Arrays,
+    read_cifar10,
+    read_digits,
+    read_mnist,
+)
 
 
 @dataclass(frozen=True)
@@ -34,28 +37,23 @@ class Images:
 def load(config: DigitsConfig) -> dict[str, Images]:
     """The splits train, val and test; every image is in one of them."""
     if config.dataset == "digits":
-        rest, test = split(embedded_digits(), _TEST_SHARE, config.split_seed)
+        rest, test = split(embedded_digits(), TEST_SHARE, config.split_seed)
     else:
         assert config.data_dir is not None
         read = read_cifar10 if config.dataset == "cifar10" else read_mnist
-        rest, test = (
-            Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))
-            for pixels, labels in read(config.data_dir)
-        )
-    train, val = split(rest, _VAL_SHARE, config.split_seed + 1)
+        rest, test = map(_images, read(config.data_dir))
+    train, val = split(rest, VAL_SHARE, config.split_seed + 1)
     return {"train": train, "val": val, "test": test}
 
 
 def embedded_digits() -> Images:
-    """The 1,797 8x8 digits of scikit-learn's ``load_digits``, with values 0 to 16.
+    """The digits of `read_digits`."""
+    return _images(read_digits())
 
-    They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
-    C. Kaynak (1998), UCI Machine Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0;
-    taken from scikit-learn (BSD 3-Clause) by scripts/make_digits.py, which also compares.
-    """
-    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
-        pixels, labels = file["images"], file["labels"]
-    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64)))
+
+def _images(arrays: Arrays) -> Images:
+    pixels, labels = arrays
+    return Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))
 
 
 def split(images: Images, share: float, seed: int) -> tuple[Images, Images]:
@@ -103,19 +101,14 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
 def moments(images: Images) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel, [channels, 1, 1]."""
-    shape = (images.pixels.shape[1], 1, 1)
-    # Channel by channel: a float64 copy of all of CIFAR-10 would be 1.2 GB.
-    means, stds = [], []
-    for channel in images.pixels.unbind(1):
-        counts = torch.bincount(channel.reshape(-1).int(), minlength=256).double()
-        values = torch.arange(256, dtype=torch.float64)
-        mean = (counts * values).sum() / counts.sum()
-        means.append(mean)
-        stds.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())
-    return (
-        torch.stack(means).float().view(shape),
-        torch.stack(stds).float().clamp_min(1e-6).view(shape),
-    )
+    # From counts of the 256 values: a float64 copy of all of CIFAR-10 would be 1.2 GB.
+    channels = images.pixels.unbind(1)
+    counts = torch.stack([c.flatten().int().bincount(minlength=256) for c in channels]).double()
+    values = torch.arange(256, dtype=torch.float64)
+    total = counts.sum(1, keepdim=True)  # [channels, 1]
+    mean = (counts * values).sum(1, keepdim=True) / total
+    std = ((counts * (values - mean) ** 2).sum(1, keepdim=True) / total).sqrt()
+    return mean.float()[..., None], std.float().clamp_min(1e-6)[..., None]
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:

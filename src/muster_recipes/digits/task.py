@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from muster import Task
 from muster_recipes.digits.config import RECIPE, DigitsConfig
-from muster_recipes.digits.images import NUM_CLASSES, Images, ImageSet, load, moments
+from muster_recipes.digits.files import NUM_CLASSES
+from muster_recipes.digits.images import Images, ImageSet, load, moments
 
 _GROUPS = 8
 _SMALLEST = 4  # no stage works on fewer pixels than this on a side

@@ -1,4 +1,4 @@
-"""Synthetic inertial windows with the shape of UCI-HAR, only for trying out: no person made them.
+"""Synthetic inertial windows with the shape of UCI-HAR, only to try things out: of no real person.
 
 Moving classes are sums of three harmonics of a step frequency, with amplitudes by class, sensor
 and axis; resting classes are gravity along an axis by class, with sway. A subject has a gain, a
@@ -56,11 +56,8 @@ def make_windows(num_subjects: int, per_subject: int, seed: int) -> tuple[Window
 
 
 def _joined(parts: list[Windows]) -> Windows:
-    return Windows(
-        np.concatenate([part.signals for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.subjects for part in parts]),
-    )
+    columns = zip(*((part.signals, part.labels, part.subjects) for part in parts), strict=True)
+    return Windows(*map(np.concatenate, columns))
 
 
 def _subject_windows(seed: int, subject: int, count: int) -> Windows:
@@ -69,7 +66,7 @@ def _subject_windows(seed: int, subject: int, count: int) -> Windows:
     pace = stream.normal(1.0, 0.06)
     rotation = _rotation(stream.normal(0.0, 0.18, 3))
     offset = stream.normal(0.0, 0.03, (6, 1))
-    shape = np.exp(stream.normal(0.0, 0.15, (2, 3, 3)))  # how this one's steps are coloured
+    shape = np.exp(stream.normal(0.0, 0.15, (2, 3, 3)))  # harmonics of this one's steps
     labels = np.arange(count) % len(CLASSES)
     signals = np.stack(
         [_window(stream, label, gain, pace, rotation, offset, shape) for label in labels.tolist()]

@@ -27,30 +27,32 @@ def read_uci(folder: Path) -> tuple[Windows, Windows]:
             hint='unpack the archive of UCI-HAR and name the folder "UCI HAR Dataset".',
         )
     train, test = _read_part(root, "train"), _read_part(root, "test")
-    shared = sorted({*train.subjects.tolist()} & {*test.subjects.tolist()})
+    shared = np.intersect1d(train.subjects, test.subjects).tolist()
     if shared:
         raise UsageError(
-            f"{root}: subjects {', '.join(map(str, shared))} are in train and in test, so the "
-            "test would be of people already known.",
+            f"{root}: train and test have subjects in common ({', '.join(map(str, shared))}), so "
+            "the test would be of people that the training knows.",
             hint="subject_train.txt and subject_test.txt of the published set share none.",
         )
     return train, test
 
 
 def _read_part(root: Path, part: str) -> Windows:
-    labels = _read_numbers(root / part / f"y_{part}.txt", 1)[:, 0]
-    subjects = _read_numbers(root / part / f"subject_{part}.txt", 1)[:, 0]
     path = root / part / f"y_{part}.txt"
-    if not set(np.unique(labels)) <= set(range(1, len(CLASSES) + 1)):
-        wrong = next(label for label in labels if label not in range(1, len(CLASSES) + 1))
+    labels = _read_numbers(path, 1)[:, 0]
+    known = np.isin(labels, np.arange(1, len(CLASSES) + 1))
+    if not known.all():
+        wrong = labels[~known][0]
         raise UsageError(f"{path}: label {wrong:g} is not a class from 1 to {len(CLASSES)}.")
+    subjects_path = root / part / f"subject_{part}.txt"
+    subjects = _read_numbers(subjects_path, 1)[:, 0]
+    _check_count(subjects_path, len(subjects), path, len(labels))
     signals = np.empty((len(labels), len(CHANNELS), NUM_STEPS), np.float32)
     for number, channel in enumerate(CHANNELS):
         file = root / part / "Inertial Signals" / f"{channel}_{part}.txt"
         values = _read_numbers(file, NUM_STEPS)
         _check_count(file, len(values), path, len(labels))
         signals[:, number] = values
-    _check_count(root / part / f"subject_{part}.txt", len(subjects), path, len(labels))
     return Windows(signals, labels.astype(np.int64) - 1, subjects.astype(np.int64))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,7 @@ from muster_recipes.refusals import (
     require_one_or_more,
     require_seeds,
 )
-from muster_recipes.ssm.problem import read_data_file
+from muster_recipes.ssm.problem import has_finite_powers, read_data_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +74,13 @@ class SsmConfig:
         require_different_counts(self, "teacher_ranks", "student_dims")
         require_above_zero(self, "eps_train", "gd_lr", "gd_init_scale")
         require_seeds(self)
-        if self.alpha is not None and not math.isfinite(self.alpha):
-            raise UsageError(f"--alpha {self.alpha} is not a finite number.")
         if self.sequence_length < 2:
             raise UsageError(
                 f"--sequence-length {self.sequence_length} has no lag: the loss would be empty.",
                 hint="write 2 or more.",
             )
+        if self.alpha is not None and not has_finite_powers(self.alpha, self.num_lags):
+            raise UsageError(f"--alpha {self.alpha} is not a finite number, or its powers are not.")
         if self.data_file is not None:
             _check_data_file(self, self.data_file)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster import plotting
 from muster_recipes.ssm.config import SsmConfig
+from muster_recipes.ssm.plan import FEW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,10 +21,6 @@ _SERIES = {
     "theory": ("theory for Guess & Check", plotting.GREEN, "^"),
     "prior": ("prior mean", plotting.GREY, "v"),
 }
-
-
-#: A mean over fewer accepted guesses than this says little.
-_FEW = 10
 
 
 def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[Path]:
@@ -56,14 +53,15 @@ def _title(table: list[dict[str, Any]]) -> str:
     if missing or any(_is_poor(row) for row in table):
         notes.append(
             "hollow, dotted: a median over some of the seeds only (number/all), or fewer than "
-            f"{_FEW} guesses accepted"
+            f"{FEW} guesses accepted"
         )
     return "\n".join([title, *notes])
 
 
 class _Point(NamedTuple):
-    """The values of one series at one width. ``is_weak``: seeds are missing, or one of them has
-    accepted so few guesses that its mean says little.
+    """The values of one series at one width, of the seeds that have one.
+
+    ``is_weak``: seeds are missing, or one of them has accepted fewer guesses than ``FEW``.
     """
 
     dim: int
@@ -84,39 +82,30 @@ def points_of(rows: list[dict[str, Any]], name: str) -> list[_Point]:
 
 def _is_poor(row: dict[str, Any]) -> bool:
     accepted = row.get("num_accepted")
-    return _drawable(row["loss"]) and accepted is not None and accepted < _FEW
+    return _drawable(row["loss"]) and accepted is not None and accepted < FEW
 
 
 def _medians(axis: Axes, rows: list[dict[str, Any]]) -> None:
     num_seeds = len({row["seed"] for row in rows})
-    present = [name for name in _SERIES if _has(rows, name)]
+    series = {name: points_of(rows, name) for name in _SERIES}
+    present = [name for name, points in series.items() if any(point.values for point in points)]
     for place, name in enumerate(present):
-        label, colour, marker = _SERIES[name]
+        points, (label, colour, marker) = series[name], _SERIES[name]
         # A small shift on the logarithmic axis keeps the bars of different series apart.
         shift = 1.0 + 0.03 * (place - (len(present) - 1) / 2)
-        points = points_of(rows, name)
-        spread = [_quartiles(point.values or [math.nan]) for point in points]
         x = [point.dim * shift for point in points]
+        # A NaN, where there is no value, breaks the lines.
+        spread = [_quartiles(point.values or [math.nan]) for point in points]
         middles = [middle for _, middle, _ in spread]
-        axis.errorbar(  # a NaN, where there is no value, breaks the lines
-            x,
-            middles,
-            yerr=[
-                [middle - low for low, middle, _ in spread],
-                [high - middle for _, middle, high in spread],
-            ],
-            label=label,
-            color=colour,
-            marker=marker,
-            markersize=5,
-            capsize=3,
-            linestyle="none",
-        )
+        bars = [[y - low for low, y, _ in spread], [high - y for _, y, high in spread]]
+        axis.errorbar(
+            x, middles, yerr=bars, label=label, color=colour, marker=marker, markersize=5,
+            capsize=3, linestyle="none",
+        )  # fmt: skip
         sure = [math.nan if p.is_weak else y for p, y in zip(points, middles, strict=True)]
         axis.plot(x, sure, color=colour, linewidth=1.5)
         axis.plot(x, middles, color=colour, linewidth=1.0, linestyle=":")
-        weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
-        _hollow(axis, [x[i] for i in weak], [middles[i] for i in weak], name, 6)
+        weak = _hollow(axis, points, x, middles, name, 6)
         counts = [f"{len(points[i].values)}/{num_seeds}" for i in weak]
         plotting.note_counts(axis, [(x[i], middles[i]) for i in weak], counts, colour)
 
@@ -131,33 +120,30 @@ def _lines(axis: Axes, rows: list[dict[str, Any]]) -> None:
             x = [point.dim for point in points]
             y = [point.values[0] if point.values else math.nan for point in points]
             axis.plot(
-                x,
-                y,
-                color=colour,
-                marker=marker,
-                markersize=3,
-                linewidth=0.8,
-                alpha=0.7,
+                x, y, color=colour, marker=marker, markersize=3, linewidth=0.8, alpha=0.7,
                 label=label,
-            )
-            weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
-            _hollow(axis, [x[i] for i in weak], [y[i] for i in weak], name, 4)
+            )  # fmt: skip
+            _hollow(axis, points, x, y, name, 4)
             label = "_nolegend_"
 
 
-def _hollow(axis: Axes, x: Sequence[float], y: Sequence[float], name: str, size: float) -> None:
+def _hollow(
+    axis: Axes,
+    points: Sequence[_Point],
+    x: Sequence[float],
+    y: Sequence[float],
+    name: str,
+    size: float,
+) -> list[int]:
+    """Draw weak points of a series hollow, over their marks; returns which they are."""
+    weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
     _, colour, marker = _SERIES[name]
     axis.plot(
-        x,
-        y,
-        linestyle="none",
-        marker=marker,
-        markersize=size,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        zorder=5,
+        [x[i] for i in weak], [y[i] for i in weak], linestyle="none", marker=marker,
+        markersize=size, markerfacecolor="white", markeredgecolor=colour, zorder=5,
         label="_nolegend_",
-    )
+    )  # fmt: skip
+    return weak
 
 
 def _finish(axis: Axes, dims: list[int], title: str) -> None:
@@ -169,10 +155,6 @@ def _finish(axis: Axes, dims: list[int], title: str) -> None:
     if len(dims) > 8:
         axis.tick_params(axis="x", labelrotation=45)
     plotting.dress(axis, title=title, x="student width d", y="generalisation loss ‖S‖²")
-
-
-def _has(rows: list[dict[str, Any]], name: str) -> bool:
-    return any(_values(rows, name, row["dim"]) for row in rows)
 
 
 def _values(rows: list[dict[str, Any]], name: str, dim: int) -> list[float]:

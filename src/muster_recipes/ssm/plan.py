@@ -10,7 +10,8 @@ from muster_recipes.ssm.config import SsmConfig
 from muster_recipes.ssm.problem import Problem, problems
 from muster_recipes.ssm.theory import acceptance_rate
 
-_FEW = 10
+#: A mean over fewer accepted guesses than this says little.
+FEW = 10
 
 
 def plan(config: SsmConfig) -> Iterator[RecipeTask]:
@@ -47,20 +48,20 @@ def forecast(config: SsmConfig) -> list[str]:
     poor = []
     for seed, rank, dim, problem in _cells(config):
         rate = acceptance_rate(problem, dim, config.eps_train)
-        if rate is not None and rate * config.gnc_num_samples < _FEW:
+        if rate is not None and rate * config.gnc_num_samples < FEW:
             poor.append(f"seed {seed}, rank {rank}, d = {dim}")
     if not poor:
         return []
     more = f" and {len(poor) - 3} more" if len(poor) > 3 else ""
     return [
-        f"{len(poor)} cell{'s' * (len(poor) > 1)} will accept fewer than {_FEW} of "
+        f"{len(poor)} cell{'s' * (len(poor) > 1)} will accept fewer than {FEW} of "
         f"{config.gnc_num_samples:,} guesses by the Gaussian estimate "
         f"({'; '.join(poor[:3])}{more}): raise --gnc-num-samples or --eps-train."
     ]
 
 
 def _cells(config: SsmConfig) -> Iterator[tuple[int, int, int, Problem]]:
-    """All seeds of the widest students before those of the next: no long block comes last."""
+    """The widest students of all seeds first, so that no long block comes last."""
     drawn = list(problems(config))
     for dim in sorted(config.student_dims, reverse=True):
         for seed, rank, problem in drawn:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +42,21 @@ class Moments:
     mean: float
     m2: float
 
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(
-                f"Moments of {self.count} values: a count is never negative. "
-                "Hint: Moments.none() is the start of a merge."
-            )
-
     @staticmethod
     def none() -> Moments:
         """Moments of no value at all: the neutral element of `merge`."""
         return Moments(count=0, mean=0.0, m2=0.0)
 
     @staticmethod
-    def of(values: Sequence[float]) -> Moments:
-        """Moments of ``values`` by two passes with exactly rounded sums."""
-        count = len(values)
-        if count == 0:
+    def of(values: Any) -> Moments:
+        """Moments of a list or an array [n], in float64 and by two passes."""
+        import numpy as np  # on use: the process that plans and summarises does without it
+
+        values = np.asarray(values, dtype=np.float64)
+        if not values.size:
             return Moments.none()
-        mean = math.fsum(values) / count
-        return Moments(count, mean, math.fsum((value - mean) ** 2 for value in values))
+        mean = float(values.mean())
+        return Moments(int(values.size), mean, float(np.square(values - mean).sum()))
 
     def merge(self, other: Moments) -> Moments:
         """Moments of the values of both."""
@@ -91,16 +87,13 @@ class Moments:
         return None if variance is None else math.sqrt(variance / self.count)
 
 
-_DEVICE_TYPES = ("cpu", "cuda")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """``num_samples`` students of width ``dim``, and the data of their losses.
 
     ``h`` has K entries, the impulse response of the teacher on lags 1..K; ``w`` has N >= 1 rows of
     K entries, the training sequences; ``seed`` is in ``[0, 2**64)`` and names the stream (see
-    `muster_recipes.ssm.problem`). ValueError for values with which the result would mean nothing.
+    `muster_recipes.ssm.problem`). ``SsmConfig`` has refused what would mean nothing.
     """
 
     h: Sequence[float]
@@ -110,50 +103,12 @@ class Block:
     seed: int
     eps: float
 
-    def __post_init__(self) -> None:
-        if self.dim < 1 or self.num_samples < 1:
-            raise ValueError(
-                f"Cannot draw {self.num_samples} students of width {self.dim}: both must be at "
-                "least 1."
-            )
-        if not self.h or not self.w:
-            raise ValueError(
-                f"Got {len(self.h)} lags and {len(self.w)} training sequences: there must be at "
-                "least one of each. Hint: sequence length k gives k - 1 lags."
-            )
-        for n, row in enumerate(self.w):
-            if len(row) != len(self.h):
-                raise ValueError(
-                    f"Training sequence {n} has {len(row)} entries, but the teacher has "
-                    f"{len(self.h)} lags: w . S needs one entry per lag."
-                )
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(
-                f"Seed {self.seed} is outside [0, 2**64). Hint: take it from stream_seed()."
-            )
-        if not all(math.isfinite(value) for row in (self.h, *self.w) for value in row):
-            raise ValueError(
-                f"Teacher response {list(self.h)} or training sequences "
-                f"{[list(row) for row in self.w]} are not finite: every loss would be NaN and none "
-                "would be accepted."
-            )
-        if not self.eps > 0:
-            raise ValueError(
-                f"eps is {self.eps}, but a loss is never negative and must be below it to be "
-                "accepted."
-            )
 
-
-@dataclass(frozen=True, slots=True)
-class BlockResult:
+class BlockResult(NamedTuple):
     """Moments of L_gen over the accepted students and over all that were drawn."""
 
     accepted: Moments
     all: Moments
-
-    def merge(self, other: BlockResult) -> BlockResult:
-        """The result of both blocks together."""
-        return BlockResult(self.accepted.merge(other.accepted), self.all.merge(other.all))
 
 
 def sample_blocks(blocks: Sequence[Block], device: str) -> list[BlockResult]:
@@ -162,26 +117,15 @@ def sample_blocks(blocks: Sequence[Block], device: str) -> list[BlockResult]:
     ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``. A CUDA device gets the work of all
     blocks before the first result is waited for; a block's result does not depend on the others.
 
-    On one type of device the same block has the same students. It does not promise that two
-    device types, or two values of ``num_samples``, draw the same ones, nor the last bits of a loss
-    on processors with other vector instructions.
+    The same block has the same students on every device of one type. The students differ between
+    the two types and between values of ``num_samples``; the last bits of a loss may differ between
+    processors with other vector instructions.
     """
     # Each device's module is imported on use: numpy serves the one, torch and Triton the other.
-    if _device_type(device) == "cpu":
+    if device == "cpu":
         from muster_recipes.ssm.sampler_cpu import sample_block_cpu
 
-        return [BlockResult(*sample_block_cpu(block)) for block in blocks]
+        return [sample_block_cpu(block) for block in blocks]
     from muster_recipes.ssm.sampler_cuda import sample_blocks_cuda
 
-    return [BlockResult(*result) for result in sample_blocks_cuda(blocks, device)]
-
-
-def _device_type(device: str) -> str:
-    """``"cpu"`` or ``"cuda"``."""
-    kind = device.partition(":")[0]
-    if kind not in _DEVICE_TYPES:
-        raise ValueError(
-            f"Cannot sample on device {device!r}: there is a sampler for "
-            f"{' and '.join(_DEVICE_TYPES)} only. Hint: use device='cpu'."
-        )
-    return kind
+    return sample_blocks_cuda(blocks, device)

@@ -13,16 +13,13 @@ another order on another machine.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from muster_recipes.ssm.sampler import Moments
-
-if TYPE_CHECKING:
-    from muster_recipes.ssm.sampler import Block
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -33,8 +30,7 @@ MAX_TILE_ROWS = 128  # float32 row sums stay short; wider students take several 
 LOSS_STUDENTS = 8_192  # losses are evaluated for about so many at once, to amortise the calls
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How students of one width are cut into tiles."""
 
     dim: int
@@ -51,11 +47,11 @@ class Layout:
         return Layout(dim, num_pairs, rows, width)
 
 
-def sample_block_cpu(block: Block) -> tuple[Moments, Moments]:
+def sample_block_cpu(block: Block) -> BlockResult:
     """Moments of L_gen over the accepted and over all students of ``block``."""
     bits = np.random.SFC64(block.seed)
     layout = Layout.of(block.dim)
-    work = _Buffers.of(layout.rows * layout.width)
+    work = buffers(layout.rows * layout.width)
     target = np.asarray(block.h, dtype=np.float64)
     inputs = np.asarray(block.w, dtype=np.float64)
     # Whole tiles per evaluation, so that a tile is never split by it.
@@ -66,28 +62,21 @@ def sample_block_cpu(block: Block) -> tuple[Moments, Moments]:
         for column in range(0, sums.shape[1], layout.width):
             add_student_sums(bits, layout, work, sums[:, column : column + layout.width])
         train, gen = losses(sums, target, inputs)
-        accepted = accepted.merge(moments_of(gen[train < block.eps]))
-        everything = everything.merge(moments_of(gen))
-    return accepted, everything
+        accepted = accepted.merge(Moments.of(gen[train < block.eps]))
+        everything = everything.merge(Moments.of(gen))
+    return BlockResult(accepted, everything)
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Room for one tile, allocated once: fresh pages would cost more than the arithmetic."""
-
-    first: Float32
-    second: Float32
-    product: Float32
-
-    @staticmethod
-    def of(size: int) -> _Buffers:
-        # Different distances from a page boundary: buffers at equal ones compete for cache sets.
-        pool = np.empty(3 * (size + 2_048), dtype=np.float32)
-        starts = [i * (size + 336) for i in range(3)]
-        return _Buffers(*(pool[start : start + size] for start in starts))
+def buffers(size: int) -> list[Float32]:
+    """Three buffers for a tile, allocated once: fresh pages would cost more than the arithmetic."""
+    # Different distances from a page boundary: buffers at equal ones compete for cache sets.
+    pool = np.empty(3 * (size + 2_048), dtype=np.float32)
+    return [pool[start : start + size] for start in (i * (size + 336) for i in range(3))]
 
 
-def add_student_sums(bits: np.random.SFC64, layout: Layout, work: _Buffers, sums: Float64) -> None:
+def add_student_sums(
+    bits: np.random.SFC64, layout: Layout, work: Sequence[Float32], sums: Float64
+) -> None:
     """Draw one student per column of ``sums`` [K, students] and add its K power sums there."""
     students = sums.shape[1]
     for row in range(0, layout.num_pairs, layout.rows):
@@ -98,15 +87,19 @@ def add_student_sums(bits: np.random.SFC64, layout: Layout, work: _Buffers, sums
 
 
 def add_tile_sums(
-    raw: npt.NDArray[np.uint64], dim: int, lone_last: bool, work: _Buffers, sums: Float64
+    raw: npt.NDArray[np.uint64],
+    dim: int,
+    lone_last: bool,
+    work: Sequence[Float32],
+    sums: Float64,
 ) -> None:
     """Turn random bits into pairs of entries and add their power sums to ``sums`` [K, students].
 
     ``raw`` holds rows * students words and is overwritten; with ``lone_last`` the last row is one
-    entry each instead of a pair.
+    entry each instead of a pair. ``work``: three buffers of at least as many numbers.
     """
-    size, students = raw.size, sums.shape[1]
-    p1, p2, product = work.first[:size], work.second[:size], work.product[:size]
+    students = sums.shape[1]
+    p1, p2, product = (buffer[: raw.size] for buffer in work)
     polar_pairs(raw.view(np.uint32), dim, p1, p2)
     p1, p2, product = (buffer.reshape(-1, students) for buffer in (p1, p2, product))
     if lone_last:
@@ -146,14 +139,15 @@ def add_power_sums(
 ) -> None:
     """Add sum over rows of x^m + y^m, m = 1..K, to ``sums`` [K, students].
 
-    All other arrays are [rows, students]. ``p1`` = x + y is kept; ``p2`` = x^2 + y^2 and the three
-    working arrays are overwritten.
+    All other arrays are [rows, students] and float32, which is enough for sums of at most
+    MAX_TILE_ROWS terms. ``p1`` = x + y is kept; ``p2`` = x^2 + y^2 and the three working arrays are
+    overwritten.
     """
     lags = len(sums)
-    sums[0] += _column_sums(p1)
+    sums[0] += p1.sum(axis=0)
     if lags == 1:
         return
-    sums[1] += _column_sums(p2)
+    sums[1] += p2.sum(axis=0)
     if lags == 2:
         return
     np.multiply(p1, p1, out=product)
@@ -165,21 +159,11 @@ def add_power_sums(
         np.multiply(product, older, out=out)
         np.multiply(p1, newer, out=scratch)
         np.subtract(scratch, out, out=out)
-        sums[lag] += _column_sums(out)
+        sums[lag] += out.sum(axis=0)
         older, newer = newer, out
     # Nothing follows the last power: only its sum is needed, which two dot products give.
-    sums[-1] += _column_dots(p1, newer)
-    sums[-1] -= _column_dots(product, older)
-
-
-def _column_sums(array: Float32) -> Any:
-    """Sum over axis 0 in float32; at most MAX_TILE_ROWS terms each."""
-    return np.add.reduce(array, axis=0)
-
-
-def _column_dots(left: Float32, right: Float32) -> Any:
-    """Dot products along axis 0 in float32, without an array of products."""
-    return np.einsum("rs,rs->s", left, right)
+    sums[-1] += np.einsum("rs,rs->s", p1, newer)
+    sums[-1] -= np.einsum("rs,rs->s", product, older)
 
 
 def losses(sums: Float64, h: Float64, w: Float64) -> tuple[Float64, Float64]:
@@ -192,12 +176,3 @@ def losses(sums: Float64, h: Float64, w: Float64) -> tuple[Float64, Float64]:
     for row in w:
         train += np.einsum("k,kc->c", row, sums) ** 2
     return train / len(w), np.einsum("kc,kc->c", sums, sums)
-
-
-def moments_of(values: Float64) -> Moments:
-    """`Moments.of` for an array, by two passes of numpy's pairwise sums."""
-    if values.size == 0:
-        return Moments.none()
-    mean = float(values.mean())
-    deviation = values - mean
-    return Moments(int(values.size), mean, float(np.add.reduce(deviation * deviation)))

@@ -16,14 +16,11 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from muster_recipes.ssm.sampler import Moments
-
-if TYPE_CHECKING:
-    from muster_recipes.ssm.sampler import Block
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments
 
 # Part of the definition of the stream: the second counter word is the number of the part.
 STUDENTS_PER_PART = 1 << 26
@@ -58,7 +55,7 @@ class Part(NamedTuple):
 Grid = Sequence[Part]
 
 
-def sample_blocks_cuda(blocks: Sequence[Block], device: str) -> list[tuple[Moments, Moments]]:
+def sample_blocks_cuda(blocks: Sequence[Block], device: str) -> list[BlockResult]:
     """Moments of L_gen over the accepted and over all students, of every block.
 
     All blocks of one shape are one launch of the kernel, and nothing is read before the last
@@ -96,13 +93,13 @@ def _grids(parts: Sequence[Part]) -> Iterator[Grid]:
     yield grid
 
 
-def _merged(parts: Iterator[list[list[float]]]) -> tuple[Moments, Moments]:
+def _merged(parts: Iterator[list[list[float]]]) -> BlockResult:
     """One block's moments from those of its parts, [2, 3] each, in their order."""
     accepted, everything = Moments.none(), Moments.none()
     for rows in parts:
         fits, drawn = (Moments(int(count), mean, m2) for count, mean, m2 in rows)
         accepted, everything = accepted.merge(fits), everything.merge(drawn)
-    return accepted, everything
+    return BlockResult(accepted, everything)
 
 
 def staged(grids: Sequence[Grid], place: torch.device) -> Iterator[torch.Tensor]:
@@ -118,18 +115,14 @@ def staged(grids: Sequence[Grid], place: torch.device) -> Iterator[torch.Tensor]
 
 
 def _row(part: Part) -> list[float]:
-    """A part as numbers, of which float64 holds all exactly. An even number of them, so that every
-    table begins on 16 bytes: Triton compiles another kernel for pointers that do not.
+    """A part as numbers, each of which float64 holds exactly.
+
+    Their number is made even, so that every table begins at a multiple of 16 bytes: Triton compiles
+    another kernel for pointers that do not.
     """
     block = part.block
-    row = [
-        block.seed & _MASK,
-        block.seed >> 32,
-        part.number,
-        part.num_students,
-        block.eps,
-        *block.h,
-    ]
+    seed = (block.seed & _MASK, block.seed >> 32)
+    row = [*seed, part.number, part.num_students, block.eps, *block.h]
     row += [x for sequence in block.w for x in sequence]
     return row + [0.0] * (len(row) % 2)
 
@@ -139,19 +132,13 @@ def _is_fused(place: torch.device, lags: int) -> bool:
     """Whether the kernel runs on this device, tested by a launch for one student."""
     if place.type != "cuda" or lags > FUSED_MAX_LAGS:
         return False
-    return does_run(lambda: fused_grid(*_one_student(place, lags)))
-
-
-def _one_student(place: torch.device, lags: int) -> tuple[Grid, torch.Tensor]:
-    from muster_recipes.ssm.sampler import Block
-
     ones = (1.0,) * lags
     grid = [Part(Block(h=ones, w=(ones,), dim=1, num_samples=1, seed=0, eps=1.0), 0, 1)]
-    return grid, next(staged([grid], place))
+    return does_run(lambda: fused_grid(grid, next(staged([grid], place))))
 
 
 def does_run(launch: Callable[[], object]) -> bool:
-    """Whether the first launch succeeds; if not, the log says why and what happens instead.
+    """Whether the first launch succeeds; if not, a warning says why and what is done instead.
 
     Triton compiles when a kernel is launched, for which it needs a C compiler: slim containers
     have none. A device that is broken or full is not the kernel's fault, and fails the plain
@@ -243,19 +230,10 @@ def _plain(part: Part, row: torch.Tensor) -> torch.Tensor:
         errors = sums.double() - h[:, None]
         train = (w @ errors).square().mean(dim=0)
         gen = errors.square().sum(dim=0)
-        accepted = accepted.merge(_moments_of(gen[train < eps]))
-        everything = everything.merge(_moments_of(gen))
+        accepted = accepted.merge(Moments.of(gen[train < eps].cpu()))
+        everything = everything.merge(Moments.of(gen.cpu()))
     rows = [(each.count, each.mean, each.m2) for each in (accepted, everything)]
     return torch.tensor(rows, dtype=torch.float64, device=row.device)
-
-
-def _moments_of(values: torch.Tensor) -> Moments:
-    """`Moments.of` for a float64 tensor [students]."""
-    if values.numel() == 0:
-        return Moments.none()
-    mean = values.mean()
-    squares = (values - mean).square().sum()
-    return Moments(values.numel(), float(mean.item()), float(squares.item()))
 
 
 def power_sums(students: torch.Tensor, lags: int, dim: int, part: int, seed: int) -> torch.Tensor:
@@ -272,11 +250,7 @@ def power_sums(students: torch.Tensor, lags: int, dim: int, part: int, seed: int
 
 
 def add_pair(
-    radius_word: torch.Tensor,
-    angle_word: torch.Tensor,
-    dim: int,
-    lone: bool,
-    sums: torch.Tensor,
+    radius_word: torch.Tensor, angle_word: torch.Tensor, dim: int, lone: bool, sums: torch.Tensor
 ) -> None:
     """Add x^m + y^m of one pair per student, or x^m of a ``lone`` entry, to ``sums`` [K, n]."""
     uniform = radius_word.float() * 2.0**-32 + 2.0**-33

@@ -20,6 +20,11 @@ _KEPT = (
     "state", "error", "seconds", "device", "students_per_s", "train_loss", "gen_loss",
     "num_accepted", "accepted_mean", "accepted_m2", "num_drawn", "drawn_mean", "drawn_m2",
 )  # fmt: skip
+#: The columns that only a complete cell fills.
+_OF_COMPLETE = (
+    "loss", "standard_error", "variance", "train_loss", "num_accepted", "num_samples", "acceptance",
+    "prior_sampled",
+)  # fmt: skip
 
 
 def summarise(config: SsmConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -40,7 +45,11 @@ def summarise(config: SsmConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
     methods = [name for name, is_on in ((_GD, config.gd), (_GNC, config.gnc)) if is_on]
     return [
         {
-            **_empty((seed, rank, dim, method)),
+            "seed": seed,
+            "rank": rank,
+            "dim": dim,
+            "method": method,
+            **dict.fromkeys(_OF_COMPLETE),
             **_result(config, method, parts.get((seed, rank, dim, method), {})),
             **_theory(config, problem, dim),
             "alpha": list(problem.alpha),
@@ -65,27 +74,25 @@ def _is_wanted(
     return block < num_blocks(config) and row["num_samples"] == block_size(config, block)
 
 
-def _empty(cell: Cell) -> dict[str, Any]:
-    """The columns that only a complete cell fills."""
-    names = ("seed", "rank", "dim", "method")
-    values = ("loss", "standard_error", "variance", "train_loss", "num_accepted", "num_samples")
-    more = ("acceptance", "prior_sampled")
-    return {**dict(zip(names, cell, strict=True)), **dict.fromkeys((*values, *more))}
-
-
 def _theory(config: SsmConfig, problem: Problem, dim: int) -> dict[str, Any]:
-    limit = asymptote(problem)
+    limit, prior = asymptote(problem), _finite(prior_mean(problem, dim))
     return {
         "predicted_acceptance": acceptance_rate(problem, dim, config.eps_train),
-        "theory": conditional_mean(problem, dim),
+        "theory": None if prior is None else conditional_mean(problem, dim),
         "asymptote": None if limit is None else limit.at(dim),
-        "prior": prior_mean(problem, dim),
+        "prior": prior,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what no float holds, as the moments of few entries at many lags."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _result(config: SsmConfig, method: str, parts: Mapping[int, Row]) -> dict[str, Any]:
     # By block, whatever order they came in: a merged mean then has the same bits every time.
-    done = [row for _, row in sorted(parts.items()) if row["state"] == "done"]
+    rows = [row for _, row in sorted(parts.items())]
+    done = [row for row in rows if row["state"] == "done"]
     expected = num_blocks(config) if method == _GNC else 1
     result: dict[str, Any] = {
         "blocks_done": len(done),
@@ -97,7 +104,7 @@ def _result(config: SsmConfig, method: str, parts: Mapping[int, Row]) -> dict[st
         "note": None,
     }
     if len(done) < expected:
-        return {**result, "note": _why_incomplete(list(parts.values()), len(done), expected)}
+        return {**result, "note": _why_incomplete(rows, len(done), expected)}
     return {**result, **(_gnc(done) if method == _GNC else _gd(done[0]))}
 
 
@@ -124,7 +131,7 @@ def _gnc(done: list[Row]) -> dict[str, Any]:
         "num_accepted": accepted.count,
         "num_samples": drawn.count,
         "acceptance": accepted.count / drawn.count,
-        "prior_sampled": drawn.value,
+        "prior_sampled": _finite(drawn.value),
         "students_per_s": drawn.count / sampling_s,
         "note": None if accepted.count else "none accepted",
     }

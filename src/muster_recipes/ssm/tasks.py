@@ -19,25 +19,22 @@ Task = Mapping[str, Any]
 
 @batched(static=("dim",), max_batch=256, max_batch_on_cpu=1)
 def gnc_block(tasks: Sequence[Task], ctx: Context) -> list[dict[str, Any]]:
-    """Draw the blocks of a call. α and w are parameters, so a task's key is its content.
+    """Draw the blocks of a call. α and w are parameters, so a task's key covers its data.
 
     A GPU draws up to 256 blocks by a launch or two: half a billion students of the default size.
-    The rate of a block is that of its call.
+    All blocks of a call are said to have the call's rate, because they are drawn at once.
     """
-    blocks = []
-    for task in tasks:
-        stream = stream_seed("ssm-gnc", *(task[name] for name in ("seed", "rank", "dim", "block")))
-        problem = _problem(task)
-        blocks.append(
-            Block(
-                h=problem.h,
-                w=problem.w,
-                dim=task["dim"],
-                num_samples=task["num_samples"],
-                seed=stream,
-                eps=task["eps"],
-            )
+    blocks = [
+        Block(
+            h=problem.h,
+            w=problem.w,
+            dim=task["dim"],
+            num_samples=task["num_samples"],
+            seed=stream_seed("ssm-gnc", task["seed"], task["rank"], task["dim"], task["block"]),
+            eps=task["eps"],
         )
+        for task, problem in zip(tasks, map(_problem, tasks), strict=True)
+    ]
     begin = time.perf_counter()
     results = sample_blocks(blocks, ctx.device)
     rate = sum(block.num_samples for block in blocks) / (time.perf_counter() - begin)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from muster_recipes.ssm.problem import Problem
 
@@ -28,22 +27,25 @@ class Asymptote:
         return self.a + self.b / dim
 
 
-def normal_moment(power: int) -> int:
-    """J_p = E[x^p] of a standard normal: (p - 1)!! for even p, else 0."""
-    return 0 if power % 2 else math.prod(range(power - 1, 0, -2))
+def mean_power_sum(power: int, dim: int) -> float:
+    """E[Σ_j a_j^p] of d entries a_j ~ N(0, 1/d), for p >= 1: d^(1 - p/2) (p - 1)!!, or 0 for odd p.
+
+    Factor by factor, because (p - 1)!! alone is beyond a float from p = 302 on.
+    """
+    return 0.0 if power % 2 else math.prod(i / dim for i in range(power - 1, 1, -2))
 
 
 def prior_mean(problem: Problem, dim: int) -> float:
     """E[‖S‖²] over all draws, exactly: ‖mu‖² + tr Sigma."""
     mu, sigma = _moments(problem, dim)
-    return float(mu @ mu + sigma.trace())
+    return sum(mean * mean for mean in mu) + sum(sigma[m][m] for m in range(len(mu)))
 
 
 def conditional_mean(problem: Problem, dim: int) -> float:
     """L(d) = ‖mu_c‖² + tr Sigma_c under WᵀS = 0, for any number of sequences."""
     import numpy as np
 
-    mu, sigma = _moments(problem, dim)
+    mu, sigma = map(np.array, _moments(problem, dim))
     w = np.array(problem.w, dtype=np.float64).T  # K × N
     # Only the span of W counts. With columns of unit variance the pseudo-inverse's cut-off drops
     # sequences that depend on others, and not a lag whose variance d^(1-2m) is merely small.
@@ -59,13 +61,14 @@ def asymptote(problem: Problem) -> Asymptote | None:
     """A and B of L ≈ A + B/d for one sequence; None for several, or where w_1 = 0.
 
     With w_1 = 0 the leading covariance e_1 e_1ᵀ does not touch the constraint, and the expansion
-    divides by zero.
+    divides by zero. None, too, where w_1 is so small that no float holds B.
     """
     import numpy as np
 
     if len(problem.w) != 1 or problem.w[0][0] == 0.0:
         return None
-    w = np.array(problem.w[0], dtype=np.float64)
+    # The scale of w does not count; with w_1 = 1 no fourth power of it is left.
+    w = np.array(problem.w[0], dtype=np.float64) / problem.w[0][0]
     lags = len(w)
     mu0, mu1 = -np.array(problem.h, dtype=np.float64), np.zeros(lags)
     sigma0, sigma1 = np.zeros((lags, lags)), np.zeros((lags, lags))
@@ -77,13 +80,14 @@ def asymptote(problem: Problem) -> Asymptote | None:
         sigma1[0, 2] = sigma1[2, 0] = 3.0
     if lags >= 4:
         mu1[3] = 3.0
-    w1sq = w[0] ** 2
-    f0 = (w @ mu0) / w1sq
-    f1 = (w @ mu1) / w1sq - (w @ mu0) * (w @ sigma1 @ w) / w1sq**2
-    muc0 = mu0 - f0 * (sigma0 @ w)
-    muc1 = mu1 - f0 * (sigma1 @ w) - f1 * (sigma0 @ w)
-    cut = (w @ sigma0 @ sigma1 @ w + w @ sigma1 @ sigma0 @ w - w @ sigma1 @ w) / w1sq
-    return Asymptote(float(muc0 @ muc0), float(2 * muc0 @ muc1 + sigma1.trace() - cut))
+    with np.errstate(over="ignore", invalid="ignore"):
+        f0 = w @ mu0
+        f1 = w @ mu1 - f0 * (w @ sigma1 @ w)
+        muc0 = mu0 - f0 * (sigma0 @ w)
+        muc1 = mu1 - f0 * (sigma1 @ w) - f1 * (sigma0 @ w)
+        cut = w @ sigma0 @ sigma1 @ w + w @ sigma1 @ sigma0 @ w - w @ sigma1 @ w
+        a, b = float(muc0 @ muc0), float(2 * muc0 @ muc1 + sigma1.trace() - cut)
+    return Asymptote(a, b) if math.isfinite(a + b) else None
 
 
 def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
@@ -91,29 +95,23 @@ def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
     if len(problem.w) != 1:
         return None
     # Plain arithmetic: the process that plans asks for every cell, and stays free of numpy.
-    mu, sigma = _moment_lists(problem, dim)
+    mu, sigma = _moments(problem, dim)
     w = problem.w[0]
     lags = range(len(w))
-    variance = math.fsum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
-    if variance <= 0.0:
+    variance = sum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
+    if not 0.0 < variance < math.inf:
         return None
     spread = math.sqrt(variance)
-    z = math.fsum(w[m] * mu[m] for m in lags) / spread
+    z = sum(w[m] * mu[m] for m in lags) / spread
     return min(1.0, 2 * math.sqrt(eps) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / spread)
 
 
-def _moments(problem: Problem, dim: int) -> tuple[Any, Any]:
-    """mu [K] and Sigma [K, K] of S for a_j ~ N(0, 1/d), as numpy arrays."""
-    # numpy is imported where it is used: the coordinator plans without it.
-    import numpy as np
-
-    mu, sigma = _moment_lists(problem, dim)
-    return np.array(mu), np.array(sigma)
-
-
-def _moment_lists(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
-    lags = range(1, len(problem.w[0]) + 1)
-    j = normal_moment
-    mu = [dim ** (1 - m / 2) * j(m) - h for m, h in zip(lags, problem.h, strict=True)]
-    sigma = [[dim ** (1 - (m + n) / 2) * (j(m + n) - j(m) * j(n)) for n in lags] for m in lags]
+def _moments(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
+    """mu [K] and Sigma [K, K] of S for a_j ~ N(0, 1/d)."""
+    h = problem.h
+    lags = range(1, len(h) + 1)
+    sums = {power: mean_power_sum(power, dim) for power in range(1, 2 * len(h) + 1)}
+    mu = [sums[m] - h[m - 1] for m in lags]
+    # The entries are independent: Cov(Σ a^m, Σ a^n) = d (E[a^(m+n)] - E[a^m] E[a^n]).
+    sigma = [[sums[m + n] - sums[m] * sums[n] / dim for n in lags] for m in lags]
     return mu, sigma

@@ -17,13 +17,7 @@ from muster_recipes.refusals import (
     require_one_or_more,
     require_seeds,
 )
-from muster_recipes.ssvae.dataset import (
-    EMBEDDED,
-    canonical,
-    check_labels,
-    check_seeds,
-    check_source,
-)
+from muster_recipes.ssvae.dataset import EMBEDDED, canonical, check_labels, check_source
 
 TEMPERATURE = 0.66
 #: Fields of ``Hyper`` that are flags, or parameters of a task.
@@ -47,11 +41,6 @@ class Hyper:
     temperature: float = TEMPERATURE
     unlabelled: Literal["exact", "sampled"] = "exact"
 
-    def __post_init__(self) -> None:
-        sizes = ("num_pixels", "num_classes", "num_style", "num_hidden", "num_samples")
-        require_one_or_more(self, *sizes)
-        require_above_zero(self, "temperature")
-
 
 def check_model(config: Any) -> None:
     """Refuse settings, of a sweep or of a training, from which no model can be made."""
@@ -62,7 +51,16 @@ def check_model(config: Any) -> None:
             f"--temperature {config.temperature:g} has no effect with --unlabelled exact.",
             hint="add --unlabelled sampled.",
         )
-    check_seeds("--split-seed", config.split_seed)
+    _check_seeds("--split-seed", config.split_seed)
+
+
+def _check_seeds(flag: str, *seeds: int) -> None:
+    """UsageError for a seed that 64 bits with a sign do not hold."""
+    for seed in seeds:
+        if not -(2**63) <= seed < 2**63:
+            raise UsageError(
+                f"{flag}: the seed {seed} is out of range.", hint=f"write {2**63 - 1} or less."
+            )
 
 
 _FIRST_SEED, _NUM_SEEDS = 42, 10
@@ -92,7 +90,7 @@ class SsvaeConfig:
     num_epochs: int = 75
     """Passes over all images."""
     eval_frequency: int = 5
-    """Evaluate every so many epochs; the end always is."""
+    """Evaluate every so many epochs, and always at the end."""
     batch_size: int = 128
     """Images per optimizer step."""
     lr: float = 1e-3
@@ -108,13 +106,13 @@ class SsvaeConfig:
     label_protocol: Literal["fixed", "per-batch"] = "fixed"
     """A fixed balanced subset, or whole labelled batches and new wrong labels in every epoch."""
     supervised: bool = True
-    """Train the classifier alone on the same labels, too (on the fixed ones, in any protocol)."""
+    """Also train the classifier alone on the same labels (the fixed ones in either protocol)."""
     factor_scores: bool = False
-    """Measure disentanglement, too: β-VAE, FactorVAE and MIG on moved test images."""
+    """Also measure disentanglement: β-VAE, FactorVAE and MIG scores on moved test images."""
     split_seed: int = 0
     """Which images are in which split; --seeds do not change it."""
     ensemble_size: int | None = None
-    """Runs that one program trains together, on a CPU 16 at most. Default: 8 there, 64 on a GPU."""
+    """How many runs one program trains; at most 16 on a CPU. Default: 8 on a CPU, 64 on a GPU."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", canonical(self.dataset))
@@ -162,27 +160,23 @@ def _check_range(config: SsvaeConfig) -> None:
                 hint="write one of the two.",
             )
         first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
-    check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
+    _check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
 
 
 def _check_grid(config: SsvaeConfig) -> None:
-    alphas = config.alpha_values
-    if not alphas or _repeats(alphas) or not all(0 <= a < math.inf for a in alphas):
-        raise UsageError(f"--alpha-values {_words(alphas)}: give different numbers from 0.")
-    rates = config.corruption_rates
-    if not rates or _repeats(rates) or not all(0 <= rate <= 1 for rate in rates):
+    alphas, rates = config.alpha_values, config.corruption_rates
+    if not _are_different(alphas) or not all(0 <= alpha < math.inf for alpha in alphas):
+        text = " ".join(map(str, alphas))
+        raise UsageError(f"--alpha-values {text}: give different numbers from 0.")
+    if not _are_different(rates) or not all(0 <= rate <= 1 for rate in rates):
         raise UsageError(
-            f"--corruption-rates {_words(rates)}: give different shares from 0 to 1.",
+            f"--corruption-rates {' '.join(map(str, rates))}: give different shares from 0 to 1.",
             hint="write 0.2 for a fifth of the labels.",
         )
 
 
-def _repeats(values: tuple[float, ...]) -> bool:
-    return len(set(values)) != len(values)
-
-
-def _words(values: tuple[float, ...]) -> str:
-    return " ".join(map(str, values))
+def _are_different(values: tuple[float, ...]) -> bool:
+    return bool(values) and len(set(values)) == len(values)
 
 
 _LABEL_SEED = 42
@@ -237,7 +231,7 @@ class SsvaeTrainConfig:
                 f"--label-seed {self.label_seed} has no effect with --label-protocol per-batch.",
                 hint="--seed draws the labels there.",
             )
-        check_seeds("--label-seed", self.label_seed)
+        _check_seeds("--label-seed", self.label_seed)
         source = check_source(self.dataset, self.data_dir)
         check_labels(self.n_labels, source, self.dataset)
         if self.data_dir is not None:  # the ranks may start in another folder

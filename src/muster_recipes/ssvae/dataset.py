@@ -1,4 +1,4 @@
-"""The names of the data sets, and whether one can be had here. No torch."""
+"""The names of the data sets, and whether one can be read or fetched here. No torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import muster_recipes.digits
 from muster import SetupError, UsageError
 from muster.generation import use_cache_if_unreachable
-from muster_recipes.digits.files import read_mnist
+from muster_recipes.digits.files import (
+    NUM_CLASSES,
+    TEST_SHARE,
+    VAL_SHARE,
+    read_digits,
+    read_mnist,
+)
 
 EMBEDDED = "digits"
 #: Where the Hugging Face hub keeps a set.
 HUB_NAMES = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist"}
 NAMES = (EMBEDDED, *HUB_NAMES)
-#: Of each class: the test images of the embedded digits, then the validation images of every set.
-TEST_SHARE, VAL_SHARE = 0.2, 0.1
-_NUM_CLASSES = 10
-_DIGITS_FILE = Path(str(muster_recipes.digits.__file__)).with_name("digits.npz")
 
 
 class Source(NamedTuple):
@@ -41,9 +42,9 @@ def canonical(name: str) -> str:
     >>> canonical("MNIST"), canonical("FashionMNIST"), canonical("fashion_mnist")
     ('mnist', 'fashion-mnist', 'fashion-mnist')
     """
-    plain = _plain(name)
+    plain = name.lower().replace("-", "").replace("_", "")
     for known in NAMES:
-        if _plain(known) == plain:
+        if known.replace("-", "") == plain:
             return known
     raise UsageError(
         f"--dataset {name} is not known.", hint=f"write one of {', '.join(NAMES)}, in any case."
@@ -51,9 +52,9 @@ def canonical(name: str) -> str:
 
 
 def check_source(dataset: str, data_dir: Path | None) -> Source | None:
-    """Refuse a data set that cannot be had here, before anything starts.
+    """Refuse a data set that cannot be read or fetched here, before anything starts.
 
-    Reads the files under ``data_dir`` from end to end: a damaged one must not come to light in
+    Files under ``data_dir`` are read from end to end, so that a damaged one is found now and not in
     every task. None for a set that is still to be fetched. UsageError for a mistake in the files,
     SetupError where the hub's package is missing.
     """
@@ -63,8 +64,7 @@ def check_source(dataset: str, data_dir: Path | None) -> Source | None:
                 f"--data-dir {data_dir} has no effect: --dataset digits comes with the package.",
                 hint="drop it, or say which set it holds with --dataset mnist or fashion-mnist.",
             )
-        with np.load(_DIGITS_FILE, allow_pickle=False) as file:
-            images, labels = file["images"], file["labels"]
+        images, labels = read_digits()
         return Source(_most_labels(labels, (TEST_SHARE, VAL_SHARE)), *images.shape[-2:])
     if data_dir is not None:
         if not any(data_dir.glob("*-ubyte*")):
@@ -77,8 +77,8 @@ def check_source(dataset: str, data_dir: Path | None) -> Source | None:
         return Source(most, *images.shape[-2:])
     if importlib.util.find_spec("datasets") is None:
         raise SetupError(
-            f"--dataset {dataset} is neither given as files nor can it be fetched: --data-dir is "
-            "not set, and the package datasets is not installed.",
+            f"--dataset {dataset} is neither on this machine nor can it be fetched: --data-dir is "
+            "not given, and the package datasets is not installed.",
             hint=both_ways(dataset),
         )
     return None
@@ -106,11 +106,11 @@ def refuse_missing(counts: Sequence[int], where: str) -> None:
 
 def _most_labels(labels: NDArray[Any], held_out: Sequence[float], where: str = EMBEDDED) -> int:
     """Ten times what the rarest class has left after splits of these shares, class by class."""
-    counts = np.bincount(labels, minlength=_NUM_CLASSES).tolist()
+    counts = np.bincount(labels, minlength=NUM_CLASSES).tolist()
     for share in held_out:
         counts = [count - max(1, round(share * count)) if count else 0 for count in counts]
     refuse_missing(counts, where)
-    return _NUM_CLASSES * int(min(counts))
+    return NUM_CLASSES * int(min(counts))
 
 
 def fetch(dataset: str, data_dir: Path | None) -> list[str]:
@@ -142,16 +142,3 @@ def both_ways(dataset: str) -> str:
         "pip install 'muster-gpu[datasets]' and a network, which fetches "
         f"{HUB_NAMES[dataset]} from the Hugging Face hub."
     )
-
-
-def check_seeds(flag: str, *seeds: int) -> None:
-    """UsageError for a seed that has no place in 64 bits with a sign."""
-    for seed in seeds:
-        if not -(2**63) <= seed < 2**63:
-            raise UsageError(
-                f"{flag}: the seed {seed} is out of range.", hint=f"seeds end at {2**63 - 1}."
-            )
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -90,7 +90,7 @@ class Ensemble:
 #: Called after every epoch with the ensemble.
 OnEpoch = Callable[[Ensemble], None]
 #: Called now and then with the share of the epoch that is done.
-OnStep = Callable[["Ensemble", float], None]
+OnStep = Callable[[Ensemble, float], None]
 #: Seeds of runs to their weights before the first step.
 Initial = Callable[[Sequence[int]], Parameters]
 
@@ -237,25 +237,23 @@ def end_epoch(
     leaves = [leaf.detach().flatten(1) for leaf in ensemble.parameters.values()]
     is_finite = torch.stack([leaf.isfinite().all(1) for leaf in leaves]).all(0).tolist()
     for row, value in enumerate(objectives):
-        ill = None if math.isfinite(value) else Failure(ensemble.epoch, value)
-        if ill is None and not is_finite[row]:  # the objective is from before the last step
-            ill = _ill(ensemble, row)
-        if ill is not None:
-            ensemble.failures.setdefault(row, ill)
-            _rest(ensemble, row, initial([runs[row].seed]))
+        if not (math.isfinite(value) and is_finite[row]):
+            ensemble.failures.setdefault(row, _failure(ensemble, row, value))
+            _reset(ensemble, row, initial([runs[row].seed]))
 
 
-def _ill(ensemble: Ensemble, row: int) -> Failure:
-    """The failure of a run at its first weight that is not finite; there must be one."""
+def _failure(ensemble: Ensemble, row: int, objective: float) -> Failure:
+    """What is not finite in a run: its objective, or a weight that the last step has spoilt."""
+    if not math.isfinite(objective):
+        return Failure(ensemble.epoch, objective)
     for name, leaf in ensemble.parameters.items():
-        ill = leaf[row].detach()
-        ill = ill[~ill.isfinite()]
-        if len(ill):
-            return Failure(ensemble.epoch, ill[0].item(), name)
+        weights = leaf[row].detach()
+        if len(found := weights[~weights.isfinite()]):
+            return Failure(ensemble.epoch, found[0].item(), name)
     raise AssertionError("all weights are finite")
 
 
-def _rest(ensemble: Ensemble, row: int, first: Parameters) -> None:
+def _reset(ensemble: Ensemble, row: int, first: Parameters) -> None:
     """Reset one run to its initial weights and an empty optimizer state."""
     with torch.no_grad():
         for name, leaf in ensemble.parameters.items():

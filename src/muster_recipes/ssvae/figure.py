@@ -15,13 +15,15 @@ from muster_recipes.ssvae.plan import SUPERVISED
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 Table = Sequence[dict[str, Any]]
 
 _WIDTH_INCH = 7.0  # with letters of 9 points: still legible when shown 700 pixels wide
 _COLOURS = "viridis"  # even steps of lightness, which every kind of colour vision sees
-_MARKERS = "osD^vP*X"
+#: A cell of a heat-map that has no result.
+_MISSING: dict[str, Any] = {
+    "facecolor": "#eeeeee", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0,
+}  # fmt: skip
 _LETTER_INCH, _LINE_INCH = 0.075, 0.16  # of a tick's label
 
 
@@ -136,21 +138,19 @@ def _heatmap(
     from matplotlib.patches import Rectangle
 
     means = {(row["n_labels"], row["corruption_rate"]): row["accuracy_mean"] for row in rows}
+    size = max(5.0, min(9.0, 54 / len(rates)))  # leaves room between neighbours' numbers
     for y, count in enumerate(labels):
         for x, rate in enumerate(rates):
-            corner, mean = (x - 0.5, y - 0.5), means.get((count, rate))
+            mean = means.get((count, rate))
             if mean is None:
-                axes.add_patch(
-                    Rectangle(
-                        corner, 1, 1, facecolor="#eeeeee", edgecolor="#9a9a9a", hatch="////", lw=0
-                    )
-                )
-                continue
-            colour = colours.to_rgba(100 * mean)
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor="white"))
-            text = f"{100 * mean:.1f}"
-            axes.text(x, y, text, ha="center", va="center", fontsize=_cell_points(len(rates)),
-                      color="black" if _lightness(colour) > 0.5 else "white")  # fmt: skip
+                look = _MISSING
+            else:
+                look = {"facecolor": colours.to_rgba(100 * mean), "edgecolor": "white"}
+                axes.text(
+                    x, y, f"{100 * mean:.1f}", ha="center", va="center", fontsize=size,
+                    color="black" if _lightness(look["facecolor"]) > 0.5 else "white",
+                )  # fmt: skip
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
     axes.set(xlim=(-0.5, len(rates) - 0.5), ylim=(-0.5, len(labels) - 0.5))
     axes.set_xticks(range(len(rates)), [RATES.of(rate) for rate in rates])
     axes.set_yticks(range(len(labels)), [LABELS.of(count) for count in labels])
@@ -158,11 +158,6 @@ def _heatmap(
     axes.set_ylabel(LABELS.title, fontsize=9)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def _cell_points(num_columns: int) -> float:
-    """Letters that leave room between the numbers of neighbouring cells."""
-    return max(5.0, min(9.0, 54 / num_columns))
 
 
 def _lightness(colour: tuple[float, float, float, float]) -> float:
@@ -176,6 +171,8 @@ def _lightness(colour: tuple[float, float, float, float]) -> float:
 
 def _curves(table: Table, x: Axis, *, line: Axis, panel: Axis) -> Figure:
     """A panel for each value of ``panel``, a line for each of ``line``, the baseline dashed."""
+    from matplotlib.lines import Line2D
+
     panels, lines = _values(table, panel), _values(table, line)
     figure, grid = _panels(
         [panel.named(value) for value in panels], 2.7 if len(panels) > 1 else 3.4
@@ -191,7 +188,8 @@ def _curves(table: Table, x: Axis, *, line: Axis, panel: Axis) -> Figure:
     seen = [pair for axes in grid for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in seen}
     if panel is ALPHAS and any(row["method"] == SUPERVISED for row in table):
-        handles["supervised only"] = _dashed()
+        # One entry for all baselines, whatever their colour.
+        handles["supervised only"] = Line2D([], [], color="black", ls="--", marker="o", mfc="white")
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False,
                   ncols=min(5, len(handles)), fontsize=9)  # fmt: skip
     return figure
@@ -208,7 +206,7 @@ def _series(
     for place, value in enumerate(lines):
         # Not up to the end of the map: its yellow is hard to see on white.
         colour = colormaps[_COLOURS](0.8 * place / max(1, len(lines) - 1))
-        look = {"color": colour, "marker": _MARKERS[place % len(_MARKERS)]}
+        look = {"color": colour, "marker": plotting.MARKS[place % len(plotting.MARKS)]}
         mine = [row for row in table if row[line.column] == value]
         rows = [row for row in mine if row[panel.column] == panel_value]
         series.append((rows, {**look, "label": line.named(value)}))
@@ -223,13 +221,6 @@ def _series(
     return series
 
 
-def _dashed() -> Line2D:
-    """What the legend shows for all baselines, whatever their colour."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="black", linestyle="--", marker="o", mfc="white")
-
-
 def _line(
     axes: Axes, rows: Table, x: Axis, style: dict[str, Any], place: int, num_lines: int
 ) -> None:
@@ -242,15 +233,14 @@ def _line(
     xs = [value * 1.012**shift if x is LABELS else value + 0.004 * span * shift
           for value, _, _ in points]  # fmt: skip
     axes.errorbar(
-        xs,
-        [100 * mean for _, mean, _ in points],
-        yerr=[float("nan") if sd is None else 100 * sd for _, _, sd in points],
-        markersize=5,
-        capsize=2.5,
-        linewidth=1.4,
-        elinewidth=1,
-        **style,
-    )
+        xs, [100 * mean for _, mean, _ in points], yerr=[_percent(sd) for _, _, sd in points],
+        markersize=5, capsize=2.5, linewidth=1.4, elinewidth=1, **style,
+    )  # fmt: skip
+
+
+def _percent(deviation: float | None) -> float:
+    """As a bar: none (NaN) where one seed has no deviation."""
+    return math.nan if deviation is None else 100 * deviation
 
 
 def _finish(axes: Axes, x: Axis, values: list[float], width_inch: float) -> None:
@@ -286,17 +276,11 @@ def _by_alpha(table: Table) -> Figure:
     figure, (axes,) = _panels([title], 3.2)
     known = [row for row in table if row["accuracy_mean"] is not None]
     for place, row in enumerate(known):
-        is_baseline = row["method"] == SUPERVISED
-        sd = row["accuracy_sd"]
-        axes.errorbar(
-            [place],
-            [100 * row["accuracy_mean"]],
-            yerr=[float("nan") if sd is None else 100 * sd],
-            color=plotting.BLACK if is_baseline else plotting.BLUE,
-            marker="s" if is_baseline else "o",
-            mfc="white" if is_baseline else None,
-            capsize=3,
-        )
+        look: dict[str, Any] = {"color": plotting.BLUE, "marker": "o"}
+        if row["method"] == SUPERVISED:
+            look = {"color": plotting.BLACK, "marker": "s", "mfc": "white"}
+        mean, sd = 100 * row["accuracy_mean"], _percent(row["accuracy_sd"])
+        axes.errorbar([place], [mean], yerr=[sd], capsize=3, **look)
     names = ["supervised only" if row["alpha"] is None else ALPHAS.named(row["alpha"])
              for row in known]  # fmt: skip
     axes.set_xticks(range(len(known)), names)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from muster import UsageError, seed_of
+from muster_recipes.digits.files import NUM_CLASSES
 from muster_recipes.ssvae.dataset import refuse_missing
-
-_NUM_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def choose_labels(labels: Tensor, num_labels: int, corruption_rate: float, seed:
     stream = torch.Generator().manual_seed(seed_of("ssvae-labels", seed))
     order = _balanced_order(labels, stream)
     if num_labels > len(order):
-        counts = torch.bincount(labels, minlength=_NUM_CLASSES).tolist()
+        counts = torch.bincount(labels, minlength=NUM_CLASSES).tolist()
         refuse_missing(counts, f"--n-labels {num_labels}")
         raise UsageError(
             f"--n-labels {num_labels}: only {len(order)} labels can be chosen with equal numbers "
@@ -42,14 +41,14 @@ def choose_labels(labels: Tensor, num_labels: int, corruption_rate: float, seed:
             hint=f"write {len(order)} or less.",
         )
     # For every image, whether chosen or not: no draw depends on the number of labels.
-    offset = torch.randint(1, _NUM_CLASSES, (len(labels),), generator=stream)
+    offset = torch.randint(1, NUM_CLASSES, (len(labels),), generator=stream)
     rank = torch.rand(len(labels), generator=stream, dtype=torch.float64)
     index = order[:num_labels]
     true = labels[index]
     num_flipped = round(corruption_rate * num_labels)
     flipped = rank[index].argsort(stable=True)[:num_flipped]
     given = true.clone()
-    given[flipped] = (true[flipped] + offset[index[flipped]]) % _NUM_CLASSES
+    given[flipped] = (true[flipped] + offset[index[flipped]]) % NUM_CLASSES
     return Labelled(index, given, true)
 
 
@@ -74,19 +73,19 @@ def labels_of_epoch(
     whole = torch.rand(num_batches, generator=stream) < num_labels / count
     is_labelled = whole.repeat_interleave(batch_size)[:count]
     is_wrong = torch.rand(count, generator=stream) < corruption_rate
-    offset = torch.randint(1, _NUM_CLASSES, (count,), generator=stream)
-    given = torch.where(is_wrong, (labels + offset) % _NUM_CLASSES, labels)
+    offset = torch.randint(1, NUM_CLASSES, (count,), generator=stream)
+    given = torch.where(is_wrong, (labels + offset) % NUM_CLASSES, labels)
     return given, is_labelled
 
 
 def _balanced_order(labels: Tensor, stream: torch.Generator) -> Tensor:
     """Images in rounds of one per class, as long as every class has one left.
 
-    Every beginning of it is balanced. The order of the classes is drawn as well: which of them
-    has one label more is left to the seed.
+    However many are taken from its beginning, they are balanced. The order of the classes is drawn
+    as well, so that the seed decides which classes have one label more.
     """
     queues = []
-    for label in torch.randperm(_NUM_CLASSES, generator=stream).tolist():
+    for label in torch.randperm(NUM_CLASSES, generator=stream).tolist():
         members = (labels == label).nonzero()[:, 0]
         queues.append(members[torch.randperm(len(members), generator=stream)])
     rounds = min(map(len, queues))

@@ -22,7 +22,7 @@ from muster_recipes.ssvae.disentanglement import (
 )
 from muster_recipes.ssvae.networks import Parameters, class_logits, style
 from muster_recipes.ssvae.noise import noise_of, step_keys
-from muster_recipes.ssvae.objective import class_bounds, over_classes
+from muster_recipes.ssvae.objective import class_log_weights, over_classes
 from muster_recipes.ssvae.pool import Pool
 
 Measures = dict[str, float | None]
@@ -97,7 +97,7 @@ def elbo(p: Parameters, x: Tensor, hyper: Hyper, noise_seed: int = 0) -> Tensor:
     for part, place in _blocks(p, x, floats):
         hidden, logits = class_logits(p, part)
         eps = noise_of(hyper, keys[:, place]).eps
-        bounds = class_bounds(p, part, hidden, eps)
+        bounds = class_log_weights(p, part, hidden, eps).mean(-1)
         total += over_classes(bounds, F.log_softmax(logits, -1)).double().sum(1)
     return total / len(x)
 
@@ -144,9 +144,6 @@ def factor_scores(p: Parameters, images: Tensor, seed: int) -> list[Measures]:
     grid, eight times with images drawn by ``seed`` (5,000 images; see ``moved_images``), and the
     codes are the :func:`style_means` of the result. Training saw none of these movements.
     """
-    height, width = images.shape[1:]
-    if height != width:
-        raise ValueError(f"images of {height}x{width} pixels are not square")
     stream = torch.Generator().manual_seed(seed)
     moved, known = moved_images(images, _NUM_GRIDS, stream)
     codes = style_means(p, moved.flatten(1))

@@ -6,8 +6,8 @@ log p(z) - log q(z|x,y) is estimated by the drawn styles.
 
 Plain autograd keeps the decoder's hidden layer of every image, class and sample: 10 MB per run
 and step, written, read and handed back to the system each time, which takes longer than the
-arithmetic. Here only the pixels' residuals are kept and the hidden layer is computed again in the
-backward, from its few inputs.
+arithmetic. Here only the pixels' residuals are kept, and the backward computes the hidden layer
+again from its few inputs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def objective(
     known = labels.where(is_labelled, 0).unsqueeze(-1)
     log_q_label = log_q.gather(-1, known).squeeze(-1).where(is_labelled, 0)
     if hyper.unlabelled == "exact":
-        bounds = class_bounds(p, x, hidden, noise.eps)
+        bounds = class_log_weights(p, x, hidden, noise.eps).mean(-1)
         with_label = bounds.gather(-1, known).squeeze(-1)
         bound = torch.where(is_labelled, with_label, over_classes(bounds, log_q))
     else:
@@ -68,16 +68,10 @@ def objective(
     return Terms(bound + alpha.unsqueeze(-1) * log_q_label, bound, log_q_label, log_q)
 
 
-def class_bounds(p: Parameters, x: Tensor, hidden: Tensor, eps: Tensor) -> Tensor:
-    """For every class y the estimate of the bound on log p(x, y), [R, B, C].
-
-    It is the mean over the styles of ``class_log_weights``, whose arguments it takes.
-    """
-    return class_log_weights(p, x, hidden, eps).mean(-1)
-
-
 def class_log_weights(p: Parameters, x: Tensor, hidden: Tensor, eps: Tensor) -> Tensor:
     """log p(y) + log p(x|y,z_s) + log p(z_s) - log q(z_s|x,y), [R, B, C, S], for every class y.
+
+    Its mean over the styles estimates the bound on log p(x, y).
 
     ``hidden`` [R, B, H] is the classifier's; ``eps`` [R, B, S, L] is shared by the classes.
     """
@@ -137,7 +131,7 @@ def draw(given: Style, eps: Tensor) -> tuple[Tensor, Tensor]:
 
 def pixels_log_likelihood(p: Parameters, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
     """log p(x|y,z) [R, B, ...] of styles ``z`` [R, B, ..., L]; ``y`` is broadcast against them."""
-    # A compiler makes its own pieces.
+    # On a GPU autograd is fast enough, and a compiler cuts the work into pieces of its own.
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return log_likelihood(decode(p, y, z), x)
     ones = z.new_ones(1).expand(*z.shape[:-1], 1)

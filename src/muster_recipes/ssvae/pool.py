@@ -10,8 +10,9 @@ from torch import Tensor
 
 from muster_recipes.digits import images
 from muster_recipes.digits.config import DigitsConfig
+from muster_recipes.digits.files import VAL_SHARE
 from muster_recipes.digits.images import Images
-from muster_recipes.ssvae.dataset import EMBEDDED, VAL_SHARE, canonical, hub_rows
+from muster_recipes.ssvae.dataset import EMBEDDED, canonical, hub_rows
 
 #: The largest pixel value in the files.
 _WHITE = {EMBEDDED: 16.0, "mnist": 255.0, "fashion-mnist": 255.0}

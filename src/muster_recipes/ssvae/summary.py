@@ -44,22 +44,27 @@ def summarise(config: SsvaeConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
     found: dict[Cell, dict[int, Row]] = {cell: {} for cell in asked}
     for row in rows:
         found.setdefault(cell_of(row), {})[row["seed"]] = row
-    by_cell = {cell: found[cell] for cell in sorted(found, key=_place)}
-    has_scores = any(name in row for mine in by_cell.values() for row in mine.values()
+    has_scores = any(name in row for mine in found.values() for row in mine.values()
                      for name in FACTOR_SCORES)  # fmt: skip
     metrics = METRICS + (FACTOR_SCORES if has_scores else ())
-    return [
-        {
+    table = []
+    for cell in sorted(found, key=_place):
+        mine, is_baseline = found[cell], cell.method == SUPERVISED
+        done, failed = _in_state(mine, "done"), _in_state(mine, "failed")
+        # A baseline gains nothing over itself.
+        baseline = {} if is_baseline else _in_state(found.get(_baseline(cell), {}), "done")
+        entry: dict[str, Any] = {
             **cell._asdict(),
-            "n": len(_done(mine)),
-            "failed": len(_failed(mine)),
+            "n": len(done),
+            "failed": len(failed),
             "expected": len(seeds | mine.keys() if cell in asked else mine),
-            **_statistics(mine, metrics),
-            **_gain(mine, by_cell.get(_baseline(cell), {}), is_baseline=cell == _baseline(cell)),
-            "note": _note(mine, metrics if cell.method == SSVAE else _OF_BASELINE),
         }
-        for cell, mine in by_cell.items()
-    ]
+        for name in metrics:
+            entry |= _mean_and_sd(name, _values(done, name))
+        entry |= _gain(done, baseline)
+        entry["note"] = _note(done, failed, _OF_BASELINE if is_baseline else metrics)
+        table.append(entry)
+    return table
 
 
 def _place(cell: Cell) -> tuple[bool, float, int, float]:
@@ -86,51 +91,35 @@ def _baseline(cell: Cell) -> Cell:
     return Cell(SUPERVISED, cell.n_labels, None, cell.corruption_rate)
 
 
-def _done(rows: Mapping[int, Row]) -> dict[int, Row]:
-    return {seed: row for seed, row in sorted(rows.items()) if row["state"] == "done"}
+def _in_state(rows: Mapping[int, Row], state: str) -> dict[int, Row]:
+    """The rows in this state by seed, in the order of the seeds."""
+    return {seed: row for seed, row in sorted(rows.items()) if row["state"] == state}
 
 
-def _failed(rows: Mapping[int, Row]) -> list[Row]:
-    return [row for _, row in sorted(rows.items()) if row["state"] == "failed"]
-
-
-def _values(rows: Mapping[int, Row], name: str) -> list[float]:
-    found = (_number(row, name) for row in _done(rows).values())
+def _values(done: Mapping[int, Row], name: str) -> list[float]:
+    found = (_number(row, name) for row in done.values())
     return [value for value in found if value is not None]
 
 
-def _statistics(rows: Mapping[int, Row], metrics: Sequence[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name in metrics:
-        result |= _mean_and_sd(name, _values(rows, name))
-    return result
-
-
-def _note(rows: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
+def _note(done: Mapping[int, Row], failed: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
     """Why runs of a row failed or lack some of ``metrics``, which the numbers do not say."""
-    num_done = len(_done(rows))
-    notes = [
-        f"{name} over {count} of {num_done}: "
-        + ("the probe did not converge" if name in _PROBED else "not a finite number")
-        for name in metrics
-        if (count := len(_values(rows, name))) < num_done
-    ]
-    if failed := _failed(rows):
-        notes.insert(0, f"{len(failed)} failed: {failed[0]['error'] or 'no message'}")
+    notes = []
+    if failed:
+        first = next(iter(failed.values()))
+        notes.append(f"{len(failed)} failed: {first['error'] or 'no message'}")
+    for name in metrics:
+        if (count := len(_values(done, name))) < len(done):
+            why = "the probe did not converge" if name in _PROBED else "not a finite number"
+            notes.append(f"{name} over {count} of {len(done)}: {why}")
     return "; ".join(notes) or None
 
 
-def _gain(
-    rows: Mapping[int, Row], baseline: Mapping[int, Row], *, is_baseline: bool
-) -> dict[str, Any]:
-    """The paired difference; a baseline has none to itself."""
-    pairs = []
-    if not is_baseline:
-        mine, theirs = _done(rows), _done(baseline)
-        both = ((_number(mine[seed], "accuracy"), _number(theirs[seed], "accuracy"))
-                for seed in mine if seed in theirs)  # fmt: skip
-        pairs = [a - b for a, b in both if a is not None and b is not None]
-    return {**_mean_and_sd("accuracy_gain", pairs), "accuracy_gain_n": len(pairs)}
+def _gain(done: Mapping[int, Row], baseline: Mapping[int, Row]) -> dict[str, Any]:
+    """The differences to the baseline, in pairs of runs with the same seed."""
+    both = [(_number(done[seed], "accuracy"), _number(baseline[seed], "accuracy"))
+            for seed in done if seed in baseline]  # fmt: skip
+    gains = [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
+    return {**_mean_and_sd("accuracy_gain", gains), "accuracy_gain_n": len(gains)}
 
 
 def _mean_and_sd(name: str, values: Sequence[float]) -> dict[str, float | None]:

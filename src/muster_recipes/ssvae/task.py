@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from muster import Task, UsageError
+from muster_recipes.digits.files import NUM_CLASSES
 from muster_recipes.ssvae.config import CHOSEN, RECIPE, Hyper, SsvaeTrainConfig
 from muster_recipes.ssvae.labels import choose_labels
 from muster_recipes.ssvae.measures import class_measures, style_leakage
@@ -22,9 +23,6 @@ from muster_recipes.ssvae.networks import init_parameters
 from muster_recipes.ssvae.noise import Noise, noise_of, step_keys, uniforms
 from muster_recipes.ssvae.objective import Terms, objective
 from muster_recipes.ssvae.pool import Pool, load
-
-_NUM_CLASSES = 10
-_KEY_RANGE = (-(2**63), 2**63 - 1)
 
 
 class Item(NamedTuple):
@@ -45,23 +43,21 @@ class Batch(NamedTuple):
     key: Tensor
 
 
-class FixedLabels(Dataset[Item]):
-    """Training images of which ``num_labels`` have a label, the same in every epoch."""
+class KnownLabels(Dataset[Item]):
+    """Images whose labels are the same in every epoch; the model is told those of ``chances`` 1.
 
-    def __init__(self, pool: Pool, num_labels: int, corruption_rate: float, seed: int) -> None:
-        chosen = choose_labels(pool.labels, num_labels, corruption_rate, seed)
-        self._x = pool.x
-        self._labels = pool.labels.index_copy(0, chosen.index, chosen.given)
-        self._chances = torch.zeros(len(pool.labels)).index_fill_(0, chosen.index, 1.0)
+    ``chances`` float32 [n]. Noise has ``keys`` int64 [n]; without these it is new in every epoch.
+    """
+
+    def __init__(self, pool: Pool, chances: Tensor, keys: Tensor | None = None) -> None:
+        self._pool, self._chances, self._keys = pool, chances, keys
 
     def __len__(self) -> int:
-        return len(self._x)
+        return len(self._pool.labels)
 
     def __getitem__(self, index: int) -> Item:
-        # The global generator is seeded for every epoch and item: the noise of an image is new in
-        # every epoch, and the same on any number of ranks and loaders.
-        key = torch.randint(*_KEY_RANGE, ())
-        return Item(self._x[index], self._labels[index], self._chances[index], key)
+        key = _new_key() if self._keys is None else self._keys[index]
+        return Item(self._pool.x[index], self._pool.labels[index], self._chances[index], key)
 
 
 class RedrawnLabels(Dataset[Item]):
@@ -77,26 +73,17 @@ class RedrawnLabels(Dataset[Item]):
         return len(self._pool.labels)
 
     def __getitem__(self, index: int) -> Item:
-        key = torch.randint(*_KEY_RANGE, ())
+        key = _new_key()
         label = self._pool.labels[index]
         if bool(torch.rand(()) < self._corruption_rate):
-            label = (label + torch.randint(1, _NUM_CLASSES, ())) % _NUM_CLASSES
+            label = (label + torch.randint(1, NUM_CLASSES, ())) % NUM_CLASSES
         return Item(self._pool.x[index], label, self._chance, key)
 
 
-class TrueLabels(Dataset[Item]):
-    """Images to evaluate on: the model is not told the label, and the noise is always the same."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._keys = step_keys([0], 0, len(pool.labels), "cpu")[0]
-
-    def __len__(self) -> int:
-        return len(self._pool.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        never = torch.zeros(())
-        return Item(self._pool.x[index], self._pool.labels[index], never, self._keys[index])
+def _new_key() -> Tensor:
+    # The global generator is seeded for every epoch and item: the noise of an image is new in every
+    # epoch, and the same on any number of ranks and loaders.
+    return torch.randint(-(2**63), 2**63 - 1, ())
 
 
 def collate(items: Sequence[Item]) -> Batch:
@@ -191,11 +178,14 @@ class SsvaeTask(Task):
 
     def dataset(self, split: Literal["train", "val", "test"]) -> Dataset[Item]:
         config, pool = self.config, self._splits[split]
-        if split != "train":
-            return TrueLabels(pool)
+        rate, told = config.corruption_rate, torch.zeros(len(pool.labels))
+        if split != "train":  # the model is not told any label, and the noise is always the same
+            return KnownLabels(pool, told, step_keys([0], 0, len(told), "cpu")[0])
         if config.label_protocol == "per-batch":
-            return RedrawnLabels(pool, config.n_labels, config.corruption_rate)
-        return FixedLabels(pool, config.n_labels, config.corruption_rate, config.label_seed)
+            return RedrawnLabels(pool, config.n_labels, rate)
+        chosen = choose_labels(pool.labels, config.n_labels, rate, config.label_seed)
+        given = pool.labels.index_copy(0, chosen.index, chosen.given)
+        return KnownLabels(Pool(pool.x, given), told.index_fill_(0, chosen.index, 1.0))
 
     def collate(self, samples: Sequence[Item]) -> Batch:
         return collate(samples)

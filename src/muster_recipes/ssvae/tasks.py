@@ -1,6 +1,6 @@
 """What runs on a worker: the runs of a call, a few of them at a time as one ensemble.
 
-How far a call has come is shown while it runs, and saved so that a later attempt goes on.
+Progress is shown while a call works, and saved so that a later attempt goes on from there.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Work(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A method: how it is trained, its measure on the way, and those at the end."""
+    """A method: how its runs are trained, and what is measured after an epoch and at the end."""
 
     train: Callable[..., Ensemble]
-    on_the_way: Callable[[Parameters, Work], list[Result]]
+    after_epoch: Callable[[Parameters, Work], list[Result]]
     at_the_end: Callable[[Parameters, Work, Task], list[Result]]
 
 
@@ -70,25 +70,23 @@ def _run_all(tasks: Sequence[Task], kind: Kind, ctx: Context) -> list[Result | E
     work = _work_of(first, ctx.device)
     size = first["ensemble_size"] or DEFAULT_SIZE[work.device.partition(":")[0]]
     progress = Progress(ctx, len(tasks))
-    for chunk in progress.open_chunks(tasks, size):
-        results = _train_chunk(chunk, kind, work, progress)
-        progress.finish(chunk, results)
+    for chunk, state in progress.open_chunks(tasks, size):
+        progress.finish(chunk, _train_chunk(chunk, state, kind, work, progress))
     return [_result_or_failure(progress.result_of(task)) for task in tasks]
 
 
 def _train_chunk(
-    chunk: Sequence[Task], kind: Kind, work: Work, progress: Progress
+    chunk: Sequence[Task], state: Any, kind: Kind, work: Work, progress: Progress
 ) -> list[Result | Failure]:
-    """Train and measure some runs as one program."""
+    """Train and measure some runs as one program, from ``state`` if it is not None."""
     runs = [_spec_of(task) for task in chunk]
     begin = time.perf_counter()
-    state = progress.state_of(chunk)
     curves: list[list[Result]] = [] if state is None else state["curves"]
     before_s = 0.0 if state is None else state["seconds"]
 
     def on_epoch(ensemble: Ensemble) -> None:
         if work.settings.is_evaluated(ensemble.epoch):
-            curves.append(kind.on_the_way(_plain(ensemble), work))
+            curves.append(kind.after_epoch(_plain(ensemble), work))
         seconds = before_s + time.perf_counter() - begin
         progress.epoch(chunk, ensemble, work.settings.num_epochs, curves, seconds)
 
@@ -118,11 +116,11 @@ def _train_chunk(
 def _unmeasured(end: Result, last: Result, epoch: int) -> Failure | None:
     """The failure of a run whose weights are finite but so large that a measure is not; else None.
 
-    A probe that does not converge is no failure of the run.
+    Style leakage does not count: a probe that does not converge is no failure of the run.
     """
     for name in ("accuracy", "calibration_error", "elbo_nats"):
         if name in end and end[name] is None:
-            value = last.get(name)  # of the same model
+            value = last.get(name)  # the last point of the curve is of the same model
             return Failure(epoch, math.nan if value is None else value, name)
     return None
 
@@ -226,28 +224,24 @@ class Progress:
         self._num_runs = num_runs
         state = ctx.restore() or {"results": "{}", "chunk": [], "training": None}
         self._results: dict[str, Any] = json.loads(state["results"])
-        self._training = (list(state["chunk"]), state["training"])
+        self._begun, self._training = list(state["chunk"]), state["training"]
         self._num_over = 0
         self._saved_s = time.monotonic()
         self._shown_s = self._saved_s
 
-    def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
-        """The runs that are not over, so many at a time; those in training first."""
-        chunk, training = self._training
+    def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[tuple[Sequence[Task], Any]]:
+        """The runs that are not over, so many at a time, and the state of their training or None.
+
+        First those that an earlier attempt has begun, if all of them are in this call.
+        """
         left = [task for task in tasks if name_of(task) not in self._results]
         self._num_over = len(tasks) - len(left)
-        if training is not None:
-            begun = [task for task in left if name_of(task) in chunk]
-            if [name_of(task) for task in begun] == chunk:
-                yield begun
-                left = [task for task in left if name_of(task) not in chunk]
+        begun = [task for task in left if name_of(task) in self._begun]
+        if self._training is not None and [name_of(task) for task in begun] == self._begun:
+            yield begun, self._training
+            left = [task for task in left if name_of(task) not in self._begun]
         for first in range(0, len(left), size):
-            yield left[first : first + size]
-
-    def state_of(self, chunk: Sequence[Task]) -> Any:
-        """The state in which an earlier attempt left these runs, or None."""
-        names, training = self._training
-        return training if [name_of(task) for task in chunk] == names else None
+            yield left[first : first + size], None
 
     def epoch(
         self,

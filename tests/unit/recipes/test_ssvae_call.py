@@ -169,12 +169,12 @@ def test_a_killed_call_goes_on_to_the_same_results(
 def test_a_later_attempt_does_only_what_is_left(tmp_path: Path) -> None:
     tasks = tasks_of("ssvae", num_seeds=5)
     first = Progress(context(tmp_path, Coordinator()), len(tasks))
-    begun = next(first.open_chunks(tasks, 2))
-    assert list(begun) == tasks[:2]
+    begun, state = next(first.open_chunks(tasks, 2))
+    assert list(begun) == tasks[:2] and state is None
     first.finish(begun, [{"accuracy": 0.5}, Failure(3, float("nan"), "elbo_nats")])
 
     second = Progress(context(tmp_path, Coordinator()), len(tasks))
-    assert [list(chunk) for chunk in second.open_chunks(tasks, 2)] == [tasks[2:4], tasks[4:]]
+    assert [list(chunk) for chunk, _ in second.open_chunks(tasks, 2)] == [tasks[2:4], tasks[4:]]
     assert second.result_of(tasks[0]) == {"accuracy": 0.5}
     failed = second.result_of(tasks[1])
     assert isinstance(failed, Failure) and failed.value != failed.value

@@ -225,5 +225,3 @@ def test_factor_scores_are_shares_and_repeat() -> None:
         {"beta_vae_score", "factor_vae_score", "mutual_information_gap"}
     ] * 2
     assert all(value is not None and 0 <= value <= 1 for run in first for value in run.values())
-    with pytest.raises(ValueError, match="images of 2x8 pixels are not square"):
-        factor_scores(p, images.view(-1, 2, 8), seed=3)  # 16 pixels, as many as a square has

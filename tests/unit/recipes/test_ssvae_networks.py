@@ -13,7 +13,6 @@ from tests.examples import examples
 from torch import Tensor
 from torch.nn import functional as F
 
-from muster import UsageError
 from muster_recipes.ssvae import objective
 from muster_recipes.ssvae.config import Hyper
 from muster_recipes.ssvae.networks import (
@@ -225,9 +224,3 @@ def test_large_logits_do_not_overflow() -> None:
     assert log_p.item() == pytest.approx(-1e4)
     plain = log_likelihood(second.view(1, 1, 1, 3), x)
     assert plain.item() == pytest.approx(-1e4)
-
-
-@pytest.mark.parametrize("wrong", ["num_pixels", "num_style", "num_samples", "temperature"])
-def test_sizes_below_one_are_refused(wrong: str) -> None:
-    with pytest.raises(UsageError, match=f"--{wrong.replace('_', '-')}"):
-        Hyper(**{"num_pixels": 6, wrong: 0})  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ SIGNAL = "train/Inertial Signals/body_gyro_y_train.txt"
         ("test/y_test.txt", lambda text: text.replace("2", "2.5"), "label 2.5 is not a class"),
         ("test/y_test.txt", lambda text: "\x00\xff", "is damaged"),
         ("train/subject_train.txt", drop_line, "subject_train.txt has 6 lines"),
-        ("test/subject_test.txt", lambda text: "2\n3\n2\n", "subjects 3 are in train and in test"),
+        ("test/subject_test.txt", lambda text: "2\n3\n2\n", "subjects in common .3."),
     ],
 )
 def test_a_damaged_file_is_named(

@@ -24,9 +24,10 @@ def test_a_positive_number_is_finite_too(name: str, value: float) -> None:
         SsmConfig(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_fixed_pole_is_a_number() -> None:
-    with pytest.raises(UsageError, match="--alpha nan is not a finite number"):
-        SsmConfig(alpha=math.nan)
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e200])
+def test_a_fixed_pole_and_its_powers_are_numbers(value: float) -> None:
+    with pytest.raises(UsageError, match="is not a finite number, or its powers are not"):
+        SsmConfig(alpha=value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.0), ("input_e1", True)])

@@ -30,6 +30,10 @@ from muster_recipes.ssm.problem import problems
         ({"alpha": float("nan"), "w_sequences": [[1, 2, 3, 4]]}, {}, "alpha must be a number"),
         ({"alpha": 1, "w_sequences": [[1, 2, 3, float("inf")]]}, {}, "each sequence needs 4"),
         ({"alpha": True, "w_sequences": [[1, 2, 3, 4]]}, {}, "alpha must be a number"),
+        ({"alpha": 10**400, "w_sequences": [[1, 2, 3, 4]]}, {}, "alpha must be a number"),
+        ({"alpha": [1e200], "w_sequences": [[1, 2, 3, 4]]}, {}, "and their powers finite"),
+        ({"alpha": 1, "w_sequences": [[1, 2, 3, 10**400]]}, {}, "each sequence needs 4"),
+        ({"alpha": 1, "w_sequences": [[1, 2, 3, 1e200]]}, {}, "each sequence needs 4"),
     ],
 )
 def test_an_entry_that_does_not_fit_is_named(

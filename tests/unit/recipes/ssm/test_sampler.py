@@ -64,7 +64,7 @@ def test_fast_path_equals_float64_on_the_same_draws(dim: int, lags: int) -> None
     w = np.random.default_rng(5).standard_normal((3, lags)).tolist()
     raw = np.random.SFC64(11).random_raw((dim + 1) // 2 * students)
     train, gen = slow_losses(normals_of(raw.copy(), dim, students), h, w)
-    work = sampler_cpu._Buffers.of(raw.size)
+    work = sampler_cpu.buffers(raw.size)
     sums = np.zeros((lags, students))
     sampler_cpu.add_tile_sums(raw, dim, dim % 2 == 1, work, sums)
     fast_train, fast_gen = sampler_cpu.losses(sums, np.asarray(h), np.asarray(w))
@@ -179,42 +179,10 @@ def test_none_accepted_has_no_value() -> None:
     assert result.all.count == 100
 
 
-def test_a_loss_at_the_threshold_is_refused() -> None:
-    """w = 0 makes every training loss exactly 0: any threshold accepts all, eps = 0 is an error."""
-    arguments = {"h": H, "w": [[0.0] * 4], "dim": 6, "num_samples": 50, "seed": 1}
-    assert sample_block(**arguments, eps=5e-324).accepted.count == 50
-    with pytest.raises(ValueError, match="eps is 0"):
-        sample_block(**arguments, eps=0)
-
-
-def test_blocks_merge() -> None:
-    parts = [
-        sample_block(h=H, w=[H], dim=6, num_samples=500, seed=seed, eps=0.1) for seed in (1, 2)
-    ]
-    both = parts[0].merge(parts[1])
-    assert both.all.count == 1000
-    assert both.accepted.count == parts[0].accepted.count + parts[1].accepted.count
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dim": 0}, "Cannot draw 100 students of width 0: both must be at least 1."),
-        ({"num_samples": 0}, "Cannot draw 0 students of width 6"),
-        ({"w": []}, "Got 4 lags and 0 training sequences"),
-        ({"w": [H[:3]]}, "Training sequence 0 has 3 entries, but the teacher has 4 lags"),
-        ({"seed": 2**64}, "is outside [0, 2**64). Hint: take it from stream_seed()."),
-        ({"h": [math.nan] * 4}, "are not finite: every loss would be NaN"),
-        ({"device": "tpu"}, "Cannot sample on device 'tpu': there is a sampler for cpu and cuda"),
-    ],
-)
-def test_refusals_say_what_is_wrong(change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {
-        "h": H, "w": [H], "dim": 6, "num_samples": 100, "seed": 1, "eps": 0.1,
-    }  # fmt: skip
-    with pytest.raises(ValueError) as caught:
-        sample_block(**{**arguments, **change})  # type: ignore[arg-type]
-    assert message in str(caught.value)
+def test_any_threshold_accepts_a_loss_of_0() -> None:
+    """w = 0 makes every training loss exactly 0."""
+    result = sample_block(h=H, w=[[0.0] * 4], dim=6, num_samples=50, seed=1, eps=5e-324)
+    assert result.accepted.count == 50
 
 
 def test_philox_known_answers() -> None:
@@ -230,8 +198,8 @@ def test_plain_torch_path_agrees_with_the_cpu_sampler(dim: int) -> None:
     one, other = (
         Block(h=H, w=w, dim=dim, num_samples=100_000, seed=seed, eps=0.05) for seed in (5, 6)
     )
-    plain = BlockResult(*sampler_cuda.sample_blocks_cuda([one], "cpu")[0])
-    fast = BlockResult(*sampler_cpu.sample_block_cpu(other))
+    plain = sampler_cuda.sample_blocks_cuda([one], "cpu")[0]
+    fast = sampler_cpu.sample_block_cpu(other)
     for ours, theirs in ((plain.all, fast.all), (plain.accepted, fast.accepted)):
         assert ours.standard_error is not None
         assert theirs.standard_error is not None

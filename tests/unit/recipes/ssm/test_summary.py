@@ -23,7 +23,7 @@ def config(**changes: Any) -> SsmConfig:
 
 def losses_of(params: dict[str, Any]) -> list[float]:
     """Made-up losses of a block, a function of what it computes."""
-    start = stream_seed(params["block"], params["num_samples"], params["alpha"][0]) / 2**64
+    start = stream_seed(params["block"], params["num_samples"], str(params["alpha"])) / 2**64
     return [start + i for i in range(5)]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
 import pytest
 
+from muster_recipes.ssm.config import SsmConfig
+from muster_recipes.ssm.plan import forecast
 from muster_recipes.ssm.problem import Problem
-from muster_recipes.ssm.theory import acceptance_rate, conditional_mean, prior_mean
+from muster_recipes.ssm.summary import summarise
+from muster_recipes.ssm.theory import acceptance_rate, asymptote, conditional_mean, prior_mean
 
 
 def test_the_prior_mean_is_that_of_drawn_students() -> None:
@@ -50,3 +54,28 @@ def test_the_second_oracle_for_e1() -> None:
 
 def test_no_rate_is_predicted_where_every_student_trains_alike() -> None:
     assert acceptance_rate(Problem((0.5,), ((0.0, 0.0, 0.0, 0.0),)), 150, 1e-5) is None
+
+
+@pytest.mark.parametrize("lags", [160, 400])
+def test_many_lags_have_a_prior_as_long_as_a_float_holds_it(lags: int) -> None:
+    """319!! is beyond a float; of wide students the power sums at high lags are next to nothing."""
+
+    def impulse(lags: int) -> Problem:
+        return Problem((0.5,), ((1.0,) + (0.0,) * (lags - 1),))
+
+    assert prior_mean(impulse(lags), 1000) == pytest.approx(prior_mean(impulse(40), 1000))
+    assert acceptance_rate(impulse(lags), 1000, 1e-5) == pytest.approx(2.227e-3, rel=1e-3)
+    narrow = SsmConfig(num_seeds=1, sequence_length=lags + 1, student_dims=(2,))
+    forecast(narrow)
+    for row in summarise(narrow, []):
+        json.dumps(row, allow_nan=False)
+
+
+def test_a_tiny_first_weight_has_no_asymptote_and_a_theory() -> None:
+    assert asymptote(Problem((0.5,), ((1e-99, 1.0, 1.0, 1.0),))) is None
+    tiny = Problem((0.5,), ((1e-99, 0.0, 0.0, 1.0),))
+    assert conditional_mean(tiny, 150) == pytest.approx(3.66245, rel=1e-4)
+    scaled = asymptote(Problem((0.5,), ((1e-90, 2e-90, 0.0, 1e-90),)))
+    plain = asymptote(Problem((0.5,), ((1.0, 2.0, 0.0, 1.0),)))
+    assert scaled is not None and plain is not None
+    assert (scaled.a, scaled.b) == pytest.approx((plain.a, plain.b))

@@ -13,7 +13,7 @@ from muster_recipes.ssm.theory import (
     acceptance_rate,
     asymptote,
     conditional_mean,
-    normal_moment,
+    mean_power_sum,
     prior_mean,
 )
 
@@ -23,7 +23,9 @@ def problem(*w: float) -> Problem:
 
 
 def test_moments_of_a_standard_normal() -> None:
-    assert [normal_moment(p) for p in range(9)] == [1, 0, 1, 0, 3, 0, 15, 0, 105]
+    assert [mean_power_sum(p, 1) for p in range(1, 9)] == [0, 1, 0, 3, 0, 15, 0, 105]
+    assert mean_power_sum(2, 49) == 1.0
+    assert mean_power_sum(4, 150) == pytest.approx(3 / 150)
 
 
 def test_prior_mean_is_exact() -> None:
