@@ -273,7 +273,10 @@ def counts(folder: Folder, run: Run, status: Status) -> dict[str, int]:
         return {**found, **status.counts, "total": status.total}
     with suppress(MusterError, LookupError, TypeError, ValueError, AttributeError):
         first = records(folder)[0]
-        found |= {"done": first.num_in, "failed": first.num_lost, "waiting": first.num_open}
+        found |= {
+            "done": first.num_in + first.num_begun, "failed": first.num_lost,
+            "waiting": first.num_open - first.num_begun,
+        }  # fmt: skip
     return {**found, "total": sum(found.values())}
 
 
