@@ -90,7 +90,8 @@ def test_a_result_that_waited_while_the_next_task_took_memory_excuses_nobody(
     executor: LocalExecutor,
 ) -> None:
     """Those before had ended when the look began. The result of the last, behind which the next
-    task held the interpreter, was found in the memory of the killed worker: as if it had ended since.
+    task held the interpreter, was found in the memory of the killed worker, and counted as one
+    that had ended since.
     """
     _until(executor, WorkerReady)
     quick = [_task(number, 0, 0.0) for number in range(1, 41)]
