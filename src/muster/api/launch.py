@@ -52,7 +52,7 @@ from muster.devices.placement import Placement
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, id_of
 from muster.run.record import plain_options, read_run
 
 if TYPE_CHECKING:
@@ -167,7 +167,9 @@ def _run(
         refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):
-            placement, leases = take_devices(chosen, folder.name, settings, audience.say)
+            placement, leases = take_devices(
+                chosen, folder.name, settings, audience.say, id_of(folder.path)
+            )
             slots = slots_of(placement, chosen)
             lending = Lending(folder, options, settings, slots, leases)
             devices.callback(lending.close)

@@ -18,6 +18,7 @@ from muster.api.maps.progress import (
     ProgressCurve,
     RecordCount,
     Rejects,
+    begun_chunks,
     rejects_so_far,
 )
 from muster.api.maps.publish import (
@@ -230,7 +231,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     part, home = _parts(job, folder)[0]
     with tempfile.TemporaryDirectory() as scratch:
-        source = open_source(part, Path(scratch))
+        source = open_source(part, Path(scratch), None if options.restart else home)
         workload = workload_of(part, options, source, home)
         return MapPreview(
             folder=folder,
@@ -254,7 +255,7 @@ def _run_opened(
     head_start: HeadStart | None,
 ) -> Mapped:  # fmt: skip
     began, settings = time.monotonic(), read_settings()
-    source = open_source(job, folder.map_input)
+    source = open_source(job, folder.map_input, folder)
     workload = workload_of(job, options, source, folder)
     if folder.exists():
         check_same_plan(folder, read_run(folder), workload, options)
@@ -269,8 +270,11 @@ def _run_opened(
     if job.output.format != "parquet":
         for line in source.lost_as_text():
             audience.warn(line)
-    rejects = rejects_so_far(folder) if counts.num_rejected else Rejects()
-    count = RecordCount(sum(shards), counts.num_in + counts.num_blank, rejects.num_rows)
+    begun = begun_chunks(folder)
+    has_rejects = counts.num_rejected or any(kept.bad_size for kept in begun)
+    rejects = rejects_so_far(folder, begun) if has_rejects else Rejects()
+    before = counts.num_in + counts.num_blank + sum(kept.num_rows for kept in begun)
+    count = RecordCount(sum(shards), before, rejects.num_rows)
     curve = ProgressCurve(folder, count, rejects, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
     serves = growing is None and Ahead.serves(job.output)

@@ -5,6 +5,7 @@ system holds them.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -12,10 +13,42 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from muster.base.errors import SetupError
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_ELSEWHERE = (
+    "start a new run elsewhere with --run-dir; to go on with this one, copy its folder there."
+)
+_AGAIN = "nothing finished is lost, run the same command again to go on."
+
+
+class Refusal(NamedTuple):
+    """Why a disk takes nothing more: ``what`` is so at a place, and what helps."""
+
+    what: str
+    hint: str
+
+
+#: For whoever meets one of them, and for whoever asks later what may have ended a run.
+DISK_REFUSALS = {
+    errno.ENOSPC: Refusal(
+        "The disk of {} is full",
+        f"free space there or choose another place with --run-dir; {_AGAIN}",
+    ),
+    errno.EDQUOT: Refusal(
+        "Your quota on the disk of {} is used up",
+        "your quota there is used up; free space or choose another --run-dir.",
+    ),
+    errno.EFBIG: Refusal(
+        "A file in {} may not grow any more",
+        "files there may not become as large: raise the limit (ulimit -f), or choose another "
+        f"place with --run-dir; {_AGAIN}",
+    ),
+    errno.EROFS: Refusal(
+        "The file system of {} is read-only", f"that file system is read-only; {_ELSEWHERE}"
+    ),
+}
 
 
 @contextmanager
@@ -85,7 +118,7 @@ def disk_error(error: BaseException | None) -> OSError | None:
         if found is None or id(found) in seen:
             continue
         seen.add(id(found))
-        if isinstance(found, OSError) and found.errno in _OF_THE_DISK:
+        if isinstance(found, OSError) and found.errno in DISK_REFUSALS:
             return found
         waiting += [found.__cause__, found.__context__]
         failures = getattr(found, "failures", None)  # rank → exception and traceback
@@ -94,20 +127,42 @@ def disk_error(error: BaseException | None) -> OSError | None:
     return None
 
 
+def refusal_of(path: Path, num_bytes: int) -> Refusal | None:
+    """Why the file ``path`` would not get so many bytes more; None where it would, as far as one
+    can tell. It is tried in a file without a name beside it, which is gone at once.
+    """
+    import tempfile  # here, as below: it is asked only where something has failed
+
+    try:
+        if _largest_file() - (path.stat().st_size if path.is_file() else 0) < num_bytes:
+            return DISK_REFUSALS[errno.EFBIG]
+        folder = path if path.is_dir() else path.parent
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            else:
+                file.write(bytes(num_bytes))
+    except OSError as error:
+        return DISK_REFUSALS.get(error.errno or 0)
+    return None
+
+
+def _largest_file() -> float:
+    if sys.platform == "win32":
+        return math.inf
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
 def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     """A SetupError that says what to do about a failed write."""
-    elsewhere = (
-        "start a new run elsewhere with --run-dir; to go on with this one, copy its folder there."
-    )
-    hints = {
-        errno.ENOSPC: "free space there or choose another place with --run-dir; "
-        "nothing finished is lost, run the same command again to go on.",
-        errno.EDQUOT: "your quota there is used up; free space or choose another --run-dir.",
-        errno.EROFS: f"that file system is read-only; {elsewhere}",
-        errno.EACCES: f"you may not write there; {elsewhere}",
-        errno.EPERM: f"you may not write there; {elsewhere}",
-    }
-    hint = hints.get(error.errno or 0, "choose another place with --run-dir.")
+    hint = "choose another place with --run-dir."
+    if (refusal := DISK_REFUSALS.get(error.errno or 0)) is not None:
+        hint = refusal.hint
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        hint = f"you may not write there; {_ELSEWHERE}"
     return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=hint)
 
 

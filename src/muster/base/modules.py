@@ -118,19 +118,32 @@ def environment_with(package: str) -> str:
 
 
 def is_plain_file(file: str) -> bool:
-    """Whether a top-level module is a file of the user's rather than installed."""
+    """Whether a top-level module is a file of the user's, neither installed nor in a zip file."""
     path = Path(os.path.abspath(file))
-    return path.suffix == ".py" and path.name != "__init__.py" and not is_installed(path)
+    is_module = path.suffix == ".py" and path.name != "__init__.py"
+    return is_module and path.is_file() and not is_installed(path)
 
 
 def read_source(path: Path) -> bytes:
-    """The bytes of a source file; TargetError when it cannot be read."""
+    """The bytes of a source file, also in a zip file; TargetError when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
+        if (data := _in_zip(path)) is not None:
+            return data
         raise TargetError(
             f"Cannot read {path}: {error.strerror or error}.", hint="check the target's path."
         ) from error
+
+
+def _in_zip(path: Path) -> bytes | None:
+    """What Python, which looks for modules in zip files too, would read there."""
+    import zipfile  # here: few modules lie in one
+
+    archive = next((place for place in path.parents if place.is_file()), path)
+    with suppress(OSError, zipfile.BadZipFile, KeyError), zipfile.ZipFile(archive) as opened:
+        return opened.read(path.relative_to(archive).as_posix())
+    return None
 
 
 def names_at_top(source: str | bytes, kind: str = FUNCTION) -> list[str]:

@@ -107,6 +107,12 @@ def lineage() -> set[int]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    process = _read_stat(pid)
+    return process is not None and process.state != "Z"
+
+
 def is_stopped(pid: int) -> bool:
     """Whether it waits to be continued, as after Ctrl-Z."""
     process = _read_stat(pid)

@@ -118,19 +118,21 @@ def lease_in_turn(
     gpus_per_task: int = 1,
     force: bool = False,
     run_name: str,
+    place: str = "",
     kept: Mapping[str, Lease] = MappingProxyType({}),
     wait: Wait | None = None,
 ) -> tuple[Placement, list[Lease]]:
     """Place and lease as ``place_and_lease`` does, in the order of the queue.
 
     A run that does not wait gets what is free and not kept for one that does; one that waits
-    returns when it has its GPUs. ``kept``: leases that the caller has. ``force`` asks nobody, and
+    returns when it has its GPUs. ``place``: `id_of` the run's folder, by which others see which run
+    it is that waits. ``kept``: leases that the caller has. ``force`` asks nobody, and
     neither does a task, which has the GPUs of its sweep. Raises what ``place_and_lease`` raises,
     PlacementError too when the time is over or the rules never allow it, SetupError for rules or
     a folder that cannot be used, and Interrupted when it is asked to end meanwhile.
     """
     inventory = discover(settings)
-    asked = _Asked(request, settings, per_gpu, gpus_per_task, force, run_name, kept)
+    asked = _Asked(request, settings, per_gpu, gpus_per_task, force, run_name, kept, place)
     has_gpus = any(map(_works, inventory.devices))
     if request.kind == "cpu" or not has_gpus or force or settings.is_task:
         return asked.lease(inventory, {}, None)
@@ -180,6 +182,7 @@ class _Asked:
     force: bool
     run_name: str
     kept: Mapping[str, Lease]
+    place: str
 
     def lease(
         self, inventory: Inventory, not_these: Mapping[str, str], most: int | None,
@@ -231,6 +234,7 @@ class _Waiting:
         record: dict[str, object] = {
             "pid": os.getpid(),
             "run": self._asked.run_name,
+            "place": self._asked.place,
             "since_s": time.time(),
             "priority": self._wait.priority,
             "not_now": [],

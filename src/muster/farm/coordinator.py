@@ -73,6 +73,7 @@ class Coordinator:
         for slot_id, held in plan.held.items():
             self._scheduler.roster.adopt(slot_id, held, beside.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, beside.clock.monotonic_s())
+        self._picture.adopt(held.worker_id for held in plan.held.values())
         self._listing = Listing(plan, ledger)
         self._early: list[Event] = []  # heard while tasks were listed
         self._heard: list[Request] = []

@@ -140,6 +140,14 @@ class Finished(NamedTuple):
     on_device: bool = False
 
 
+def end_of(finished: Sequence[Finished]) -> float:
+    """When the last of them ended, in Unix time. Those of a joint call began at once, and share its
+    time.
+    """
+    began_s = max(one.started_s for one in finished)
+    return began_s + sum(one.seconds for one in finished if one.started_s == began_s)
+
+
 class AttemptRecord(NamedTuple):
     """A finished attempt as the ledger keeps it."""
 

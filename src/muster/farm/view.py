@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -232,6 +232,7 @@ class Picture:
         self._rate = Rate()
         self._progress: dict[int, str] = {}
         self._numbers: dict[int, Mapping[str, float]] = {}
+        self._before: dict[int, Mapping[str, float] | None] = {}
         self._memory: dict[int, float | None] = {}
         self._slot_of: dict[int, int] = {}
         self._device_peak: dict[int, float] = {}  # by slot, as the next
@@ -244,6 +245,10 @@ class Picture:
         self._counts.update(counts)
         self._known = sum(counts.values())
         self._rate.add(self._begin_s, self._ended)
+
+    def adopt(self, worker_ids: Iterable[int]) -> None:
+        """Go on with workers of an earlier start. What they tell of first was done in that one."""
+        self._before |= dict.fromkeys(worker_ids)
 
     def added(self, count: int) -> None:
         self._known += count
@@ -265,6 +270,8 @@ class Picture:
                     # Slots of this very process (their pid is 0) tell the same ones.
                     is_here = self.pids.get(event.worker_id) == 0
                     self._numbers[-1 if is_here else event.worker_id] = event.numbers
+                    if self._before.get(event.worker_id, event.numbers) is None:
+                        self._before[event.worker_id] = event.numbers
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
         self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
@@ -314,11 +321,14 @@ class Picture:
         )
 
     def _sums(self) -> dict[str, float]:
-        """Totals over all workers, also those that are gone: each reports sums since it started."""
+        """Totals of this start over all workers, also those that are gone: each reports sums since
+        it started.
+        """
         sums: dict[str, float] = {}
-        for numbers in self._numbers.values():
+        for worker_id, numbers in self._numbers.items():
+            before = self._before.get(worker_id) or {}
             for name, value in numbers.items():
-                sums[name] = sums.get(name, 0.0) + value
+                sums[name] = sums.get(name, 0.0) + value - before.get(name, 0.0)
         return sums
 
     @property

@@ -6,7 +6,6 @@ rows in the journal are not read again, and a row that kills its worker is found
 
 from __future__ import annotations
 
-import errno
 import itertools
 import math
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from muster.base.atomic_files import explain_os_error
+from muster.base.atomic_files import disk_error, explain_os_error
 from muster.base.device_faults import (
     BrokenContext,
     give_memory_back,
@@ -52,7 +51,6 @@ _REPORT_EVERY_S = 0.2
 _MEMORY_EVERY_S = 0.5
 _ANSWER_EVERY_S = 0.2
 _SET_UP_LIMIT_S = 1800.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _Read = tuple[int, dict[str, Any] | BadRow | None]
 Numbered = Iterator[_Read]
 
@@ -71,7 +69,7 @@ def run_chunk(
         finally:
             journal.close()
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if disk_error(error) is None:
             raise
         # Trying again at once would not help; the next start of the run does.
         raise TargetError(str(explain_os_error(error, "write to", parts))) from error

@@ -22,6 +22,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -234,10 +235,7 @@ class Journal:
         """Read what is there and cut off what was not written whole."""
         good = rows_end = bad_end = 0
         rows_size, bad_size = os.fstat(self._rows).st_size, os.fstat(self._bad).st_size
-        while packed := os.pread(self._index, _SIZE, good):
-            if len(packed) < _SIZE or zlib.crc32(packed[:-4]) != _CRC.unpack(packed[-4:])[0]:
-                break
-            entry = Entry._make(_ENTRY.unpack(packed[:-4]))
+        for entry in _entries(os.pread(self._index, os.fstat(self._index).st_size, 0)):
             if rows_end + entry.size > rows_size or bad_end + entry.bad_size > bad_size:
                 break
             is_whole = (
@@ -292,6 +290,37 @@ class Journal:
         fresh.write_bytes(packed)
         os.replace(fresh, self._final_index)
         return digest.hexdigest()
+
+
+class Kept(NamedTuple):
+    """What an unfinished chunk has on disk: rows, and their rejects at the start of a file."""
+
+    num_rows: int = 0
+    bad_size: int = 0
+    bad_path: Path | None = None
+
+
+def kept_of(folder: Path, key: str) -> Kept:
+    """What the next worker finds done of a chunk, as its index has it. It takes no lock and changes
+    nothing, so it may look while one writes; only after a power cut less of it may be whole.
+    """
+    # In this order: the final index is there before the other goes.
+    for suffix in ("idx", "fin"):
+        with suppress(FileNotFoundError):
+            entries = list(_entries((folder / f"{key}.{suffix}").read_bytes()))
+            num_rows = sum(entry.stop - entry.start for entry in entries)
+            bad_path = _there(folder / f"{key}.bad", folder / f"{key}.errors.jsonl")
+            return Kept(num_rows, sum(entry.bad_size for entry in entries), bad_path)
+    return Kept()
+
+
+def _entries(index: bytes) -> Iterator[Entry]:
+    """The entries, up to the first that was not written whole."""
+    for at in range(0, len(index), _SIZE):
+        packed = index[at : at + _SIZE]
+        if len(packed) < _SIZE or zlib.crc32(packed[:-4]) != _CRC.unpack(packed[-4:])[0]:
+            return
+        yield Entry._make(_ENTRY.unpack(packed[:-4]))
 
 
 def _append(entries: list[Entry], entry: Entry) -> None:

@@ -71,7 +71,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 from muster.base.settings import CHECKPOINT_DIR, variable
@@ -100,6 +100,11 @@ def name_with_hash(name: str, digest: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     safe = re.sub(r"-{2,}", "-", safe)[:_MAX_NAME].strip("-.")
     return f"{safe or 'run'}-{digest[:_HASH_DIGITS]}"
+
+
+def id_of(path: Path) -> str:
+    """The same for the same folder, however it is reached, and whether it is there yet or not."""
+    return blake2b(os.fsencode(os.path.realpath(path)), digest_size=6).hexdigest()
 
 
 def folder_for(name: str, digest: str, more: str = "") -> RunFolder:

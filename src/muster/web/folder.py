@@ -11,27 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
-from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from muster.api.runs import Run
 from muster.base.errors import SetupError, UsageError
-from muster.run.folder import EXPERIMENT_FILE, RunFolder
+from muster.run.folder import EXPERIMENT_FILE, RunFolder, id_of
 from muster.run.session import is_held
 
 if TYPE_CHECKING:
     from muster.web.table import TaskTable
-
-
-def id_of(path: Path) -> str:
-    """The same for the same folder, however it is reached.
-
-    >>> len(id_of(Path("/"))), id_of(Path("/.")) == id_of(Path("/"))
-    (12, True)
-    """
-    return blake2b(os.fsencode(os.path.realpath(path)), digest_size=6).hexdigest()
 
 
 _T = TypeVar("_T")

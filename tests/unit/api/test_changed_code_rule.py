@@ -148,4 +148,6 @@ def test_a_sweep_whose_code_changes_says_that_both_may_be_in_its_table(
     done = muster_main("sweep", *words, *program)
     assert done.returncode == 0
     assert "t.py changed while the run was at work." in done.stderr
+    assert "for results of one code alone, begin anew with --restart" in done.stderr
+    assert "put it back" not in done.stderr, "it has ended"
     assert "t.py changed while the run was at work." in muster_main("why", "r").stdout

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 import muster
+from muster.api.look.why import why
 from muster.api.maps.progress import RecordCount
+from muster.api.maps.publish import tally
+from muster.api.runs import Run
 from muster.farm.view import RunView
+from muster.pipeline.journal import Journal
+from muster.run.folder import RunFolder
+from muster.web.content import runs
+from muster.web.folder import Folder
 
 
 def view_of(**numbers: float) -> RunView:
@@ -74,3 +81,72 @@ def test_rows_count_once_whatever_is_rejected_of_them_and_when_a_map_goes_on(
     views.clear()
     assert start() == (6, 3, 9)
     assert min(view.num_done for view in views) == 2
+
+
+def test_a_map_whose_chunks_are_all_done_has_no_row_left() -> None:
+    """A worker that died had stored rows that it had not told of."""
+    count = RecordCount(total=300)
+    assert count.of(view_of(records=290)).num_done == 290
+    assert count.of(view_of(records=290)._replace(num_done=4)).num_done == 300
+
+
+def same(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
+def begin_again(state: int) -> None:
+    """The second chunk of two has three rows in its journal, one of them rejected, and has that
+    state in the ledger: open, or failed."""
+    with closing(sqlite3.connect("run/ledger.sqlite")) as ledger:
+        ledger.execute("DELETE FROM results WHERE task_id = 2")
+        ledger.execute("UPDATE tasks SET state = ? WHERE task_id = 2", (state,))
+        [key] = ledger.execute("SELECT key FROM tasks WHERE task_id = 2").fetchone()
+        ledger.commit()
+    left = [Path("run/published.json"), Path("out.jsonl")]
+    for path in [*left, *Path("run/parts").rglob(f"{key.hex()}.*")]:
+        path.unlink()
+    reject = {"id": 7, "row": 7, "stage": "same", "reason": "not this one", "traceback": ""}
+    journal = Journal(RunFolder(Path("run")).parts_of(1), key.hex())
+    journal.add(0, 2, [b'{"id":5,"n":5}\n{"id":6,"n":6}\n'], 2)
+    journal.add(2, 3, [], 0, rejects=json.dumps(reject).encode() + b"\n", num_rejects=1)
+    journal.close()
+
+
+@pytest.mark.parametrize("state", [0, 3])
+def test_rows_of_chunks_that_were_begun_are_done_when_a_map_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: int
+) -> None:
+    """Its progress began with the rows of finished chunks, and jumped when the others were done."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(10)))
+    views: list[RunView] = []
+
+    def start() -> Any:
+        views.clear()
+        return muster.map(
+            same, "in.jsonl", "out.jsonl", executor="inline", devices="cpu:1", chunk_rows=5,
+            run_dir="run", show=views.append, keep_parts=True,
+        )  # fmt: skip
+
+    def ended() -> list[int]:
+        return [view.num_done + view.num_failed for view in views]
+
+    start()
+    assert ended()[0] == 0 and ended()[-1] == 10
+    begin_again(state)
+    run, web = Run("run"), Folder(tmp_path / "run")
+    if state == 0:
+        assert tally(run.folder).num_begun == 3
+        assert why(run).sentence == "Unfinished: 8 of 10 records done."
+        counts = runs.counts(web, run, run.status())
+        assert (counts["done"], counts["waiting"], counts["total"]) == (8, 2, 10)
+        assert runs.progress(web, run, run.status()) == 0.8
+    mapped = start()
+    assert (views[0].num_done, views[0].num_failed, views[0].total) == (7, 1, 10)
+    assert (views[-1].num_done, views[-1].num_failed) == (9, 1)
+    assert ended() == sorted(ended())
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    last = [json.loads(line) for line in lines if "rejected" in line][-1]
+    assert (last["step"], last["rejected"], last["rejected/same"]) == (10, 1, 1)
+    assert (mapped.num_in, mapped.num_rejected, mapped.num_begun) == (10, 1, 0)
+    assert start().was_done and not views

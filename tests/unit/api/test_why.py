@@ -5,6 +5,7 @@ The folders are those of an older version; what they lack is written into them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -281,6 +282,26 @@ def test_a_full_disk_is_named_where_nothing_could_be_written(
     monkeypatch.setattr("shutil.disk_usage", lambda place: shutil._ntuple_diskusage(9, 9, 0))
     text = why(run).reasons[-1]
     assert f"The disk of {folder.path} is full now (0 MiB are free), which is the likely" in text
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="it writes instead")
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(errno.EDQUOT, "Your quota on the disk of {} is used up now"),
+     (errno.EROFS, "The file system of {} is read-only now")],
+)  # fmt: skip
+def test_what_the_disk_refuses_now_is_named_where_nothing_could_be_written(
+    number: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota leaves the disk as free as it was."""
+    folder = killed("sweep", tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    text = why(find_run(str(folder.path))).reasons[-1]
+    assert text.startswith(f"{what.format(folder.path)}, which is the likely cause")
 
 
 def test_a_very_long_line_of_a_log_is_shown_by_its_ends(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import pytest
 
-from muster.base.atomic_files import disk_error
+from muster.base.atomic_files import DISK_REFUSALS, disk_error, explain_os_error, refusal_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -33,6 +35,7 @@ def caused(outer: Exception, inner: BaseException, *, handled: bool) -> Exceptio
         (FULL, True),
         (OSError(errno.EROFS, "Read-only file system"), True),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (OSError(errno.EFBIG, "File too large"), True),
         (FileNotFoundError(errno.ENOENT, "no such file"), False),
         (ValueError("full"), False),
         (caused(RuntimeError("write failed"), FULL, handled=False), True),
@@ -53,3 +56,38 @@ def test_a_loop_of_causes_ends() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     assert disk_error(first) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="it writes instead")
+@pytest.mark.parametrize("number", sorted(DISK_REFUSALS))
+def test_what_a_disk_refuses_is_said_alike_when_it_happens_and_when_it_is_asked_for(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal_of(tmp_path, 1 << 20) is None
+    assert list(tmp_path.iterdir()) == [], "to ask leaves nothing"
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    found = refusal_of(tmp_path, 1 << 20)
+    assert found == DISK_REFUSALS[number]
+    told = str(explain_os_error(OSError(number, os.strerror(number)), "write", tmp_path))
+    assert told == f"Cannot write {tmp_path}: {os.strerror(number)}.\nHint: {found.hint}"
+
+
+def test_a_limit_on_the_size_of_files_is_a_refusal(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, hard))
+    try:
+        assert refusal_of(path, 1 << 20) is None
+        assert refusal_of(path, 4 << 20) == DISK_REFUSALS[errno.EFBIG]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_where_one_may_not_write_nothing_is_known(tmp_path: Path) -> None:
+    assert refusal_of(tmp_path / "gone" / "file", 1) is None

@@ -389,6 +389,29 @@ def test_a_full_disk_is_told_and_what_was_acknowledged_is_kept(small_disk: Path)
         assert reader.counts()[TaskState.READY] == acknowledged
 
 
+def test_a_ledger_that_may_not_grow_says_so(tmp_path: Path) -> None:
+    """SQLite has a word for a full disk alone: of a quota or a limit it said "disk I/O error"."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.begin()
+    ledger.target_id("f.py:f")
+    ledger.commit()
+    what = f"A file in {tmp_path} may not grow any more"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+    try:
+        with pytest.raises(LedgerError, match=what) as told:
+            for first in range(0, 100_000, 1000):
+                ledger.begin()
+                ledger.add_tasks(new_tasks(1000, first))
+                ledger.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "ulimit -f" in str(told.value)
+    ledger.roll_back()
+    ledger.close()
+
+
 def test_with_room_again_a_full_ledger_goes_on(small_disk: Path) -> None:
     path = small_disk / "ledger.sqlite"
     ledger = Ledger(path)

@@ -21,11 +21,16 @@ from muster.run.folder import RunFolder
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SOURCE = """
-import time
+import ctypes, time
 
 kept = []
+libc = ctypes.PyDLL(None)  # whose calls hold the interpreter
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 
 def takes(mib: int, s: float):
+    if s < 0:
+        libc.memset(libc.malloc(ctypes.c_size_t(mib << 20)), 1, mib << 20)
     kept.append(bytearray(mib << 20))
     time.sleep(s)
 """
@@ -79,3 +84,24 @@ def test_a_task_is_not_blamed_for_a_look_that_began_before_it(
     assert isinstance(death, WorkerDied)
     assert death.outcome is (Outcome.LOST if has_ended else Outcome.MEMORY_LIMIT)
     assert "of 300 MiB allowed (--memory)" in death.reason
+
+
+def test_a_result_that_waited_while_the_next_task_took_memory_excuses_nobody(
+    executor: LocalExecutor,
+) -> None:
+    """Those before had ended when the look began. The result of the last, behind which the next
+    task held the interpreter, was found in the memory of the killed worker, and counted as one
+    that had ended since.
+    """
+    _until(executor, WorkerReady)
+    quick = [_task(number, 0, 0.0) for number in range(1, 41)]
+    executor.send(1, [*quick, _task(41, 4096, -1.0)], together=False)
+    events: list[object] = []
+    until = time.monotonic() + 60.0
+    while not any(isinstance(event, WorkerDied) for event in events):
+        assert time.monotonic() < until
+        events += executor.poll(0.1)
+    [death] = [event for event in events if isinstance(event, WorkerDied)]
+    assert death.outcome is Outcome.MEMORY_LIMIT
+    told = [one.task_id for event in events if isinstance(event, Results) for one in event.finished]
+    assert told == [*range(1, 41)]

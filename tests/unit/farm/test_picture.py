@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, cpus, tasks
 
-from muster.farm.events import WorkerReady
+from muster.farm.decisions import Decisions
+from muster.farm.events import Progress, WorkerReady
 from muster.farm.view import Interval, Picture, RunView, WorkerLine, eta_text, left_text
 
 
@@ -36,3 +37,18 @@ def test_slots_that_are_off_are_not_waited_for() -> None:
     lines = tuple(WorkerLine(f"cpu/{n}", s, "", None, None, "", 0) for n, s in enumerate(states))
     view = RunView("run", 9, 1, 0, 0, 1, 0, 1.0, None, Interval(60.0, 120.0), "running", lines, ())
     assert left_text(view) == "left 1 min 00 s to 2 min 00 s with 2 of 3 workers"
+
+
+def test_what_an_adopted_worker_had_done_before_does_not_count_again() -> None:
+    """Rows of a map that its earlier start has counted; the sums of a worker know of no start."""
+    rig = Rig(cpus(2), tasks(2))
+    picture = Picture("run", 2, 0.0)
+    picture.adopt([1])
+
+    def sums(*told: tuple[int, float]) -> float:
+        events = [Progress(worker, 1, "", {"records": num}) for worker, num in told]
+        picture.note(events, Decisions(), 0.0)
+        return picture.view(rig.scheduler, 0.0, "running").numbers["records"]
+
+    assert sums((1, 70.0), (2, 5.0)) == 5.0
+    assert sums((1, 90.0), (2, 6.0)) == 26.0

@@ -8,9 +8,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize(
-    "name", ["query", "content.plain", "content.runs", "folder", "pages.markup"]
-)
+@pytest.mark.parametrize("name", ["query", "content.plain", "content.runs", "pages.markup"])
 def test_what_the_docstrings_show_is_so(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"muster.web.{name}"))
     assert result.attempted > 0

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment, state_of_all
-from muster.api.look.listing import array_of, find_first_stage, find_run, job_of, word_of
+from muster.api.look.listing import (
+    array_of,
+    find_first_stage,
+    find_run,
+    held_up,
+    job_of,
+    waiting_process,
+    word_of,
+)
 from muster.api.runs import Run, Status
 from muster.api.start.limits import PAUSES
 from muster.base.errors import (
@@ -21,6 +29,7 @@ from muster.base.errors import (
     UsageError,
 )
 from muster.base.journal import read_journal
+from muster.base.processes import is_alive
 from muster.base.shown_text import shell_word
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
@@ -33,8 +42,11 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.2
 _ASK_SLURM_EVERY_S = 5.0
-#: Of a map that runs stage by stage: until the next stage has the lock of its own folder.
+#: Of a map that runs stage by stage, until the next stage has the lock of its own folder; and of a
+#: run that has waited for GPUs, until it has its own.
 _BETWEEN_STAGES_S = 20.0
+#: Of runs whose next start has waited for GPUs: its process, and when it last did.
+_QUEUED: dict[Path, tuple[int, float]] = {}
 
 
 class End(NamedTuple):
@@ -73,10 +85,25 @@ def is_at_work(run: Run | ExperimentFolder) -> bool:
     folders = folders_of(run)
     # The lock is asked about twice: it may be taken while the journals are read.
     if any(any(map(ask, folders)) for ask in (is_held, is_between_starts, is_held)):
+        for folder in folders:
+            _QUEUED.pop(folder.path, None)
+        return True
+    if any(map(_is_queued, folders)):
         return True
     if len(folders) > 1 and not folders[-1].exists() and _is_recent(folders):
         return True
     return _is_on_slurm(run.folder) and _has_living_job(run)
+
+
+def _is_queued(folder: RunFolder) -> bool:
+    """Whether a start of it waits for GPUs, or has got them and is about to take the lock."""
+    if (pid := waiting_process(folder.path)) is not None:
+        if folder.exists() and Run(folder.path).status().state == "done":
+            return False  # a start of it would find nothing to do, or begin anew
+        _QUEUED[folder.path] = pid, time.monotonic()
+        return True
+    pid, seen_s = _QUEUED.get(folder.path, (0, 0.0))
+    return pid > 0 and time.monotonic() - seen_s < _BETWEEN_STAGES_S and is_alive(pid)
 
 
 def _has_living_job(run: Run) -> bool:
@@ -119,11 +146,14 @@ def _is_on_slurm(folder: RunFolder) -> bool:
 
 
 def what_it_waits_for(run: Run) -> str:
-    """A sentence about the job that has to begin first; "" where there is none."""
+    """What it waits for: a job that has to begin, GPUs, or a stopped process that has to go on; ""
+    where there is nothing.
+    """
     job = job_of(run) if _is_on_slurm(run.folder) else None
-    if job is None or not job[1].waits:
-        return ""
-    return f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})"
+    if job is not None and job[1].waits:
+        return f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})"
+    found = (held_up(one, is_running=is_held(one)) for one in folders_of(run))
+    return next((held.sentence for held in found if held is not None), "")
 
 
 def why_unknown(run: Run | ExperimentFolder) -> str:

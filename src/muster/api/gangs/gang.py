@@ -45,7 +45,7 @@ from muster.farm.task import SlotSpec
 from muster.gang.handle import SupervisorHandle
 from muster.gang.launch import GangEnding, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, id_of
 from muster.run.session import check_open, open_run
 from muster.slurm.commands import typed_for_job
 
@@ -141,7 +141,7 @@ def run_gang(
         has_moved = bool(kept)
         # One that moves keeps what it had where it is refused, which is no end.
         with nullcontext() if has_moved else told_in_queue(folder, options, audience.warn):
-            placement, leases = _take(here, folder.name, settings, kept, audience.say)
+            placement, leases = _take(here, folder, settings, kept, audience.say)
             kept.clear()
             for lease in leases:
                 devices.enter_context(lease)
@@ -300,7 +300,7 @@ def _request(options: GangOptions, inventory: Inventory) -> DeviceRequest:
 
 def _take(
     options: GangOptions,
-    run_name: str,
+    folder: RunFolder,
     settings: Settings,
     kept: Mapping[str, Lease],
     say: Callable[[str], None],
@@ -309,7 +309,8 @@ def _take(
         _request(options, discover(settings)),
         settings,
         force=options.force,
-        run_name=run_name,
+        run_name=folder.name,
+        place=id_of(folder.path),
         kept=kept,
         wait=wait_of(options, say),
     )

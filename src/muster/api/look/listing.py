@@ -5,22 +5,29 @@ answer.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
 from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
-from muster.run.folder import EXPERIMENT_FILE, RunFolder
+from muster.run.folder import EXPERIMENT_FILE, RunFolder, id_of
+from muster.run.session import stopped_process
 from muster.run.state import Word, state_of_array
 from muster.slurm.commands import living_job, read_job
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
     from muster.api.slurm.array import ArrayProgress
+    from muster.devices.tickets import Found
 
 _ROOT = Path("runs")
+_LOOKS_PER_S = 5
 
 
 def find_runs(root: Path) -> list[Run]:
@@ -55,7 +62,7 @@ def find_run(text: str) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    if (pid := waiting_process(Path(text).name)) is not None:
+    if (pid := waiting_process(Path(text))) is not None:
         raise UsageError(
             f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
             hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
@@ -63,16 +70,79 @@ def find_run(text: str) -> Run:
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
 
 
-def waiting_process(name: str) -> int | None:
-    """The process of this user's run of that name in the queue for GPUs, which may have no folder
-    yet.
+def waiting_process(path: Path) -> int | None:
+    """The process in the queue for GPUs in which a start of this user's run waits that has, or will
+    have, this folder.
     """
+    for one in _waiting():
+        place = one.record.get("place")  # which an earlier version does not say
+        is_meant = one.run == path.name
+        if is_meant and path.exists() and isinstance(place, str):
+            is_meant = place == id_of(path)
+        if is_meant:
+            return one.pid
+    return None
+
+
+def waiting_below(root: Path) -> list[tuple[str, int | None]]:
+    """Name and process of each run that waits for GPUs and will have its folder below ``root``."""
+    waiting = [one for one in _waiting() if one.record.get("place") == id_of(root / one.run)]
+    return [(one.run, one.pid) for one in waiting if not RunFolder(root / one.run).exists()]
+
+
+def _waiting() -> Sequence[Found]:
     from muster.base.settings import read_settings
+
+    folder = read_settings().lease_folder
+    try:
+        changed_ns = folder.stat().st_mtime_ns
+    except OSError:  # nobody has waited so far
+        return ()
+    return _waiting_in(folder, changed_ns, int(_LOOKS_PER_S * time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _waiting_in(folder: Path, changed_ns: int, moment: int) -> Sequence[Found]:
+    """Read once for many runs, and again when one has come or gone, or may have been killed."""
     from muster.devices.tickets import own_uid, read_notes
 
-    notes = read_notes(read_settings().lease_folder)
-    mine = (one for one in notes if one.kind == "ticket" and one.uid == own_uid())
-    return next((one.pid for one in mine if one.run == name), None)
+    notes = read_notes(folder)
+    return [one for one in notes if one.kind == "ticket" and one.uid == own_uid()]
+
+
+class HeldUp(NamedTuple):
+    """What keeps a run from going on that its own files do not say."""
+
+    word: Literal["suspended", "queued"]
+    sentence: str
+    pid: int
+
+    @property
+    def command(self) -> str:
+        """What to type next."""
+        return "muster queue" if self.word == "queued" else f"kill -CONT {self.pid}"
+
+
+def held_up(folder: RunFolder, *, is_running: bool) -> HeldUp | None:
+    """Its process is stopped, or its next start waits in the queue; None where neither is so."""
+    if is_running:
+        pid = stopped_process(folder)
+        return HeldUp("suspended", _stopped(pid), int(pid)) if pid else None
+    if (waits := waiting_process(folder.path)) is None:
+        return None
+    sentence = f"a run of this name waits for GPUs, in process {waits} (muster queue)"
+    if is_stopped(waits):
+        sentence += f"; {_stopped(waits)}"
+    return HeldUp("queued", sentence, waits)
+
+
+def held_up_now(folder: RunFolder, found: Status) -> HeldUp | None:
+    """The same of a run that stands so; nothing keeps one that is done."""
+    return None if found.state == "done" else held_up(folder, is_running=found.is_running)
+
+
+def _stopped(pid: str | int) -> str:
+    return f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {pid}"
 
 
 def find_first_stage(text: str) -> Run | None:

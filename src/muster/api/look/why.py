@@ -5,12 +5,13 @@ and what to try. ``muster why`` shows it, and the pages of runs take their cause
 from __future__ import annotations
 
 import dataclasses
+import errno
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster.api.look.listing import array_of, ended_job, job_of, waiting_process, word_of
+from muster.api.look.listing import HeldUp, array_of, ended_job, held_up_now, job_of, word_of
 from muster.api.look.ranks import failed_rank, rank_failures, rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
@@ -18,6 +19,7 @@ from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
 from muster.api.start.code_watch import changes_of_code
+from muster.base.atomic_files import DISK_REFUSALS, refusal_of
 from muster.base.errors import MusterError
 from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word, shown_mib
@@ -106,15 +108,16 @@ def why(run: Run, task: str | None = None) -> Why:
         return _of_task(run, task)
     kind = "search" if stored.is_search else stored.kind
     array, job = array_of(run, asks_slurm=True), job_of(run)
-    ended = ended_job(run, status, job)
+    ended, held = ended_job(run, status, job), held_up_now(run.folder, status)
     status = dataclasses.replace(status, state=word_of(status, array, job))
     found = tuple(causes(run)) if status.state not in ("not begun", "queued") else ()
     log, lines = _of_ranks(run, task) if stored.is_gang else _of_worst(run, status, found)
     return Why(
         path=str(run.path), kind=kind, state=status.state,
         sentence=verdict(run, status)[1] if array is None else _elements(array),
-        task=task or "", reasons=(*_of_job(run, job, ended), *_reasons(run, status)), causes=found,
-        log=log, lines=lines, tries=tuple(_tries(run, status, found)),
+        task=task or "", causes=found, log=log, lines=lines,
+        reasons=(*_of_job(run, job, ended), *_of_held(held), *_reasons(run, status)),
+        tries=tuple(_tries(run, status, found)) if held is None else (held.command,),
     )  # fmt: skip
 
 
@@ -196,6 +199,11 @@ def _of_job(run: Run, job: tuple[str, JobStatus] | None, ended: str | None) -> I
         yield f"Job {ended} has ended before the run began; what it printed: {log}"
 
 
+def _of_held(held: HeldUp | None) -> Iterator[str]:
+    if held is not None:
+        yield f"{held.sentence[0].upper()}{held.sentence[1:]}."
+
+
 def _reasons(run: Run, status: Status) -> Iterator[str]:
     """What ended the last start, where the work was not done by then; of one that goes on, what
     has happened to it.
@@ -209,8 +217,6 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
     if status.is_running:
         yield from [str(one["text"]) for one in start.lines if one.get("text")][-_MOST_NOTES:]
         return
-    if waits := waiting_process(run.folder.name):
-        yield f"A run of this name waits for GPUs, in process {waits} (muster queue)."
     if start.lines and not start.end:
         yield "Its process was killed (kill -9, out of memory), or its machine went down."
         yield from _full_disk(run.folder)
@@ -225,11 +231,14 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
 def _full_disk(folder: RunFolder) -> Iterator[str]:
     """Where nothing tells of an end, because there may have been no room to write it down."""
     free = shutil.disk_usage(folder.path).free
+    refusal = refusal_of(folder.path, _LEAST_FREE)
     if free < _LEAST_FREE:
+        refusal = DISK_REFUSALS[errno.ENOSPC]
+    if refusal is not None:
+        known = f" ({shown_mib(free / 2**20)} are free)" if free < _LEAST_FREE else ""
         yield (
-            f"The disk of {folder.path} is full now ({shown_mib(free / 2**20)} are free), which is "
-            "the likely cause: how it ended may not have been written for that. Free space there "
-            "before it goes on."
+            f"{refusal.what.format(folder.path)} now{known}, which is the likely cause: how it "
+            f"ended may not have been written for that. Before it goes on: {refusal.hint}"
         )
 
 

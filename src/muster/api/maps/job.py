@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -69,7 +70,8 @@ class Mapped:
     ``num_in`` = rows that are done; of these ``num_rejected`` are in ``errors`` and
     ``num_dropped`` were dropped by a stage or by ``where``. ``num_blank``: blank lines, which are
     no rows.
-    ``num_lost``: rows of chunks that failed as a whole, and ``causes`` why.
+    ``num_lost``: rows of chunks that failed as a whole, and ``causes`` why. ``num_begun``: rows
+    that are done in chunks which are not finished; they are not done again.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class Mapped:
     num_dropped: int
     num_blank: int = 0
     num_lost: int = 0
+    num_begun: int = 0
     is_interrupted: bool = False
     stop_signal: int = 0
     was_done: bool = False
@@ -116,10 +119,21 @@ _RETRY = RetryPolicy(
 )
 
 
-def open_source(job: MapJob, folder: Path) -> Source:
-    source = open_input(job.input, job.selection, job.options, folder)
+def open_source(job: MapJob, folder: Path, home: RunFolder | None) -> Source:
+    """``home``: the folder of the run, which may have been begun; None for a run from the start."""
+    known = frozenset[str]() if home is None else _known_files(home)
+    source = open_input(job.input, job.selection, job.options, folder, known)
     job.check_columns(source.describe()["columns"])
     return source
+
+
+def _known_files(home: RunFolder) -> frozenset[str]:
+    """Where the input of a run lay when it began. An earlier version took in what other runs have,
+    where a pattern or a folder had it too; a run that did so goes on with the same files.
+    """
+    described = read_run(home).fixed.get("input") if home.exists() else None
+    files = described.get("files") if isinstance(described, Mapping) else None
+    return frozenset(os.path.abspath(file["path"]) for file in files or ())
 
 
 #: Of an input of which no more is known, for each of its chunks: what `LEAST_ROWS` take at most.

@@ -20,7 +20,10 @@ import orjson
 from muster.api.maps.publish import Tally, parts_of
 from muster.base.errors import MusterError
 from muster.base.metric_log import TIME, mark_start
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.task import TaskState
 from muster.farm.view import Interval, Rate, RunView
+from muster.pipeline.journal import Kept, kept_of
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.merge import Ahead
 from muster.pipeline.sinks.unordered import Appender, check_growable
@@ -33,9 +36,9 @@ _LEAST_S, _PART = 1.0, 1 / 500
 
 @dataclass
 class RecordCount:
-    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts, of
-    which ``rejected_before`` were rejected, by however many stages; ``rejected_in``: by this one,
-    by the names of stages."""
+    """Turns a view of chunks into a view of records. ``before``: rows that earlier starts
+    have done, also in chunks that they did not finish, of which ``rejected_before`` were rejected,
+    by however many stages; ``rejected_in``: by this one, by the names of stages."""
 
     total: int
     before: int = 0
@@ -49,6 +52,8 @@ class RecordCount:
         numbers = view.numbers
         now = time.monotonic()
         done = min(self.total, self.before + int(numbers.get("records", 0)))
+        if view.num_done and view.num_done == view.total:
+            done = self.total  # a worker that died had not told of its last rows
         # Rows that a host took along when it was lost are done, and counted, again.
         rejected = min(done, self.rejected_before + int(numbers.get("rejected", 0)))
         tokens = int(numbers.get("tokens", 0))
@@ -104,15 +109,29 @@ class Rejects:
     stages: Counter[str] = field(default_factory=Counter)
 
 
-def rejects_so_far(folder: RunFolder) -> Rejects:
-    """What finished chunks have rejected."""
+def begun_chunks(folder: RunFolder) -> list[Kept]:
+    """What is done of chunks that are not finished: open ones, and those that have failed."""
+    if not folder.ledger.exists():
+        return []
+    with LedgerReader(folder.ledger) as ledger:
+        unfinished = [task for task in ledger.tasks() if task.state is not TaskState.DONE]
+    return [
+        kept_of(folder.parts_of(json.loads(task.payload)["order"]), task.key.hex())
+        for task in unfinished
+    ]
+
+
+def rejects_so_far(folder: RunFolder, begun: Sequence[Kept] = ()) -> Rejects:
+    """What was rejected, by finished chunks and by those that were ``begun``."""
+    files = [(part.errors, -1) for part in parts_of(folder)]
+    files += [(kept.bad_path, kept.bad_size) for kept in begun if kept.bad_size]
     num_rows, stages = 0, Counter[str]()
-    for part in parts_of(folder):
-        if part.errors is None:
+    for path, size in files:
+        if path is None:
             continue
         rows = set[int]()
-        with suppress(FileNotFoundError), part.errors.open("rb") as lines:
-            for line in lines:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            for line in file.read(size).splitlines():
                 with suppress(ValueError, KeyError):
                     record = orjson.loads(line)
                     rows.add(record["row"])
@@ -122,8 +141,8 @@ def rejects_so_far(folder: RunFolder) -> Rejects:
 
 
 class ProgressCurve:
-    """Writes ``metrics.jsonl``. A start that goes on marks its place there, because rows of chunks
-    that were not finished may count again. Made before anything runs."""
+    """Writes ``metrics.jsonl``. A start that goes on marks its place there, because rows
+    that a lost host took along count again. Made before anything runs."""
 
     def __init__(
         self, folder: RunFolder, count: RecordCount, before: Rejects, warn: Callable[[str], None]

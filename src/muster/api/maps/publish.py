@@ -21,6 +21,7 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.pipeline.apart import apart
+from muster.pipeline.journal import kept_of
 from muster.pipeline.sinks.formats import MANIFEST, SinkSpec
 from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge, part_name
 from muster.pipeline.sinks.parts import Part
@@ -47,7 +48,9 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Sums over the chunks in the ledger."""
+    """Sums over the chunks in the ledger. ``num_begun``: how many of the rows of ``num_open`` are
+    done all the same, in chunks that are not finished.
+    """
 
     num_in: int = 0
     num_out: int = 0
@@ -56,6 +59,7 @@ class Tally:
     num_blank: int = 0
     num_lost: int = 0
     num_open: int = 0
+    num_begun: int = 0
 
 
 def tally(folder: RunFolder) -> Tally:
@@ -63,7 +67,7 @@ def tally(folder: RunFolder) -> Tally:
     if not folder.ledger.exists():
         return Tally()
     sums: Counter[str] = Counter()
-    for state, params, value in _chunks(folder):
+    for state, key, params, value in _chunks(folder):
         if state is TaskState.DONE:
             blank = value.get("blank", 0)
             sums.update(
@@ -73,6 +77,8 @@ def tally(folder: RunFolder) -> Tally:
         else:
             name = "num_lost" if state is TaskState.FAILED else "num_open"
             sums[name] += params["stop"] - params["start"]
+            if name == "num_open":
+                sums["num_begun"] += kept_of(folder.parts_of(params["order"]), key).num_rows
     return Tally(**sums)
 
 
@@ -102,11 +108,14 @@ def finished_lines(folder: RunFolder) -> Iterator[bytes]:
             yield from file
 
 
-def _chunks(folder: RunFolder) -> Iterator[tuple[TaskState, dict[str, Any], dict[str, Any]]]:
+def _chunks(
+    folder: RunFolder,
+) -> Iterator[tuple[TaskState, str, dict[str, Any], dict[str, Any]]]:
+    """State, key, parameters and result of every chunk."""
     with LedgerReader(folder.ledger) as ledger:
         for task in ledger.tasks():
             value = json.loads(task.value) if task.value else {}
-            yield task.state, json.loads(task.payload), value
+            yield task.state, task.key.hex(), json.loads(task.payload), value
 
 
 def check_balance(
@@ -118,7 +127,7 @@ def check_balance(
             value["order"], value["start"], value["stop"], value["rows_in"], value["rows_out"],
             value["dropped"], value["rejected"], value.get("blank", 0),
         )
-        for state, _, value in _chunks(folder)
+        for state, _, _, value in _chunks(folder)
         if state is TaskState.DONE
     ]  # fmt: skip
     why = imbalance_of_rows(shards, chunks)
@@ -186,7 +195,7 @@ def _may_repeat_ids(folder: RunFolder, job: MapJob, source: Source) -> bool:
     """
     if not job.settings.keeps_ids:
         return False
-    done = [value for state, _, value in _chunks(folder) if state is TaskState.DONE]
+    done = [value for state, _, _, value in _chunks(folder) if state is TaskState.DONE]
     are_given = "id" in source.describe()["columns"] or any(v.get("own_ids") for v in done)
     return are_given and not are_apart([value.get("ids") for value in done])
 

@@ -123,7 +123,7 @@ def map_state(run: Run, counts: Sequence[Tally]) -> tuple[str, Health]:
     """
     first = counts[0]
     total = first.num_in + first.num_lost + first.num_open
-    done = f"{first.num_in:,} of {count(total, 'record')} done"
+    done = f"{first.num_in + first.num_begun:,} of {count(total, 'record')} done"
     rejected, lost = (
         sum(getattr(c, f"num_{word}") for c in counts) for word in ("rejected", "lost")
     )

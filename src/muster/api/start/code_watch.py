@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from muster.base.code import Code, project_folder
 from muster.base.journal import read_journal
@@ -13,6 +14,14 @@ from muster.run.folder import RunFolder
 _SHOWN = 3
 #: What the journal calls it.
 EVENT = "code"
+#: When it is seen: while the run is at work, at an end that leaves something to do, or when all is
+#: done; and what helps then against results of two codes.
+When = Literal["now", "later", "done"]
+ADVICE: Mapping[When, str] = {
+    "now": "put it back, or begin anew with --restart",
+    "later": "put it back before the run goes on, or begin anew with --restart",
+    "done": "for results of one code alone, begin anew with --restart",
+}
 
 
 class CodeWatch:

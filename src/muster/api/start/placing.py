@@ -111,10 +111,12 @@ def take_devices(
     run_name: str,
     settings: Settings,
     say: Callable[[str], None] = lambda line: None,
+    place: str = "",
 ) -> tuple[Placement, list[Lease]]:
     """The placement and the leases that hold its GPUs; the caller keeps and releases them.
 
-    Raises what `lease_in_turn` raises, and UsageError for options without effect on a cluster.
+    ``place``: see `lease_in_turn`. Raises what that raises, and UsageError for options without
+    effect on a cluster.
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
@@ -129,6 +131,7 @@ def take_devices(
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         run_name=run_name,
+        place=place,
         wait=wait_of(options, say),
     )
     try:  # after the wait, when others may have given memory back

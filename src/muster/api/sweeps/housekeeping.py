@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import exporter
-from muster.api.start.code_watch import EVENT, CodeWatch
+from muster.api.start.code_watch import ADVICE, EVENT, CodeWatch, When
 from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions
 from muster.api.start.services import Services
@@ -216,7 +216,8 @@ class Housekeeping:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._look_at_code()
+        is_done = self._last is not None and self._last.num_ended >= self._last.total
+        self._look_at_code("done" if is_done else "later")
         self._context.close()
         self._folder.status_json.unlink(missing_ok=True)
         if self._exporter is not None:
@@ -270,7 +271,7 @@ class Housekeeping:
             self._start_export()
         if now >= self._code_due_s:
             self._code_due_s = now + _LOOK_AT_CODE_EVERY_S
-            self._look_at_code()
+            self._look_at_code("now")
         requests = [Request.CANCEL] if self._services.session.is_cancelled() else []
         if self._has_failed_rehearsal(view):
             requests.append(Request.DRAIN)  # not a stop: the results of tasks at work are good
@@ -278,9 +279,9 @@ class Housekeeping:
         events += self._packing.sample(view) if self._packing else []
         return events, requests
 
-    def _look_at_code(self) -> None:
+    def _look_at_code(self, when: When) -> None:
         if news := self._code.news():
-            self._services.warn(f"{news}: put it back, or begin anew with --restart.")
+            self._services.warn(f"{news}: {ADVICE[when]}.")
             with suppress(OSError):
                 self._services.session.note(EVENT, text=f"{news}.")
 

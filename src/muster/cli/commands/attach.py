@@ -265,10 +265,14 @@ def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str,
         if len(ends) == len(runs) or (flags.any and ends) or left_s <= 0:
             return ends
         for text, run in runs.items():  # else one would wait for ever, and not know for what
-            if text not in ends and text not in told and (why := why_unknown(run)):
+            if text not in ends and text not in told and (why := why_unknown(run) or _waits(run)):
                 output.remark(why)
                 told.add(text)
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
+
+
+def _waits(run: Run | ExperimentFolder) -> str:
+    return what_it_waits_for(run) if isinstance(run, Run) else ""
 
 
 def _plain(run: Run | ExperimentFolder, end: End | None) -> dict[str, object]:

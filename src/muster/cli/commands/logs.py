@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from muster.api.experiments import watching
 from muster.api.experiments.experiment import find_experiment, why_experiment
 from muster.api.experiments.watching import folders_of, is_at_work, latest, open_watched, pause_s
 from muster.api.look.listing import find_run
@@ -192,13 +193,16 @@ def _is_over(run: Run, task: str) -> bool:
 
 
 def _follow(run: Run, flags: _Logs, parts: Callable[[], list[Part]], shown: Shown) -> None:
-    due_s, is_told = 0.0, False
+    due_s, is_told, waits = 0.0, False, ""
     while True:
         is_due, is_over = time.monotonic() >= due_s, False
         if is_due:
             due_s = time.monotonic() + max(1.0, pause_s(run))
             is_task = flags.task is not None and not run.stored.is_gang
             works = is_at_work(run)
+            waits, before = watching.what_it_waits_for(run), waits
+            if waits and waits != before:
+                output.remark(f"--- {run.path}: {waits}")
             is_over = (is_task or not works) and _is_final(run, flags)
             if not (works or is_over or is_told):
                 output.remark(f"--- {run.path} has stopped; what it prints when it goes on: below")

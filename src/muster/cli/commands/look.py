@@ -15,8 +15,9 @@ from muster.api.look.listing import (
     ended_job,
     find_run,
     find_runs,
+    held_up_now,
     job_of,
-    waiting_process,
+    waiting_below,
     word_of,
 )
 from muster.api.runs import Run, Status
@@ -28,7 +29,6 @@ from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import parse
 from muster.farm.task import TaskState
-from muster.run.session import stopped_process
 from muster.run.state import has_saved
 
 if TYPE_CHECKING:
@@ -100,12 +100,14 @@ def list_runs(argv: list[str]) -> int:
                  "error": str(error)}
             )  # fmt: skip
             continue
-        state = word_of(found, array)
-        records.append({**asdict(found), "state": state})
+        state, held = word_of(found, array), held_up_now(run.folder, found)
+        known = {} if held is None else {"held_up": held._asdict()}
+        records.append({**asdict(found), "state": state, **known})
+        shown = state if held is None else f"{state}, {held.word}"
         num_failed = found.counts["failed"]
         unit = "" if found.unit == "tasks" else found.unit
         amount = output.amount(found.num_done, found.num_total, unit)
-        rows.append([found.name, state, amount, f"{num_failed:,}", created])
+        rows.append([found.name, shown, amount, f"{num_failed:,}", created])
     if flags.json:
         output.say_json(records)
     elif rows:
@@ -114,6 +116,8 @@ def list_runs(argv: list[str]) -> int:
         output.say(f"No runs in {flags.root}.")
     for line in damaged:
         output.remark(line)
+    for name, pid in waiting_below(flags.root):
+        output.remark(f"{name} has not begun: it waits for GPUs, in process {pid} (muster queue)")
     return 0
 
 
@@ -174,9 +178,11 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
     progress = array_of(run, asks_slurm=True)
     job = job_of(run)
     state, ended = word_of(found, progress, job), ended_job(run, found, job)
+    held = held_up_now(run.folder, found)
     if as_json:
-        known = {} if job is None else {"job_id": job[0]}
+        known: dict[str, Any] = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
+        known |= {} if held is None else {"held_up": held._asdict()}
         record = {**asdict(found), "state": state, **known, **_search_json(run)}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
@@ -187,11 +193,8 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
     if ended is not None:
         log = run.folder.slurm_log(ended)
         lines.insert(0, f"job {ended} has ended before the run began; what it printed: {log}")
-    if found.is_running and (pid := stopped_process(run.folder)):
-        lines.insert(0, f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {pid}")
-    rests = found.state in ("stopped", "saved", "failed")
-    if rests and (waits := waiting_process(run.folder.name)):
-        lines.insert(0, f"a run of this name waits for GPUs, in process {waits} (muster queue)")
+    if held is not None:
+        lines.insert(0, held.sentence)
     for line in lines:
         say(f"  {line}")
     return 0

@@ -136,6 +136,7 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
         "output": None if mapped.output is None else str(mapped.output),
         "errors": None if mapped.errors is None else str(mapped.errors),
         "records_in": mapped.num_in,
+        "records_begun": mapped.num_begun,
         "records_out": mapped.num_out,
         "rejected": mapped.num_rejected,
         "dropped": mapped.num_dropped,
@@ -163,6 +164,8 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
         parts.append(f"{mapped.num_rejected:,} rejected")
     if mapped.num_blank:
         parts.append(count(mapped.num_blank, "blank line"))
+    if mapped.num_begun:
+        parts.append(f"{mapped.num_begun:,} more done in chunks that are not finished")
     took = "" if mapped.was_done else f", in {human_duration(mapped.seconds)}"
     output.say(f"{mapped.path.name}: {', '.join(parts)}{took}")
     for line in _pace_lines(mapped):

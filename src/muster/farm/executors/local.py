@@ -259,8 +259,9 @@ class LocalExecutor:
             watch = worker.watch
             if watch is None or now < watch.due_s or worker.worker_id in dead:
                 continue
+            began_s = time.time()
             if watch.begin():
-                worker.is_of_past = False
+                worker.looked_s = began_s
             took = watch.look()
             if took and (self._has_functions or not worker.is_of_past):
                 worker.took = took

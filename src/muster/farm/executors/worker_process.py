@@ -42,7 +42,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.memory_limits import MemoryGroup, MemoryWatch
-from muster.farm.task import Finished, SlotSpec
+from muster.farm.task import Finished, SlotSpec, end_of
 
 #: How much of a dead worker's last output is kept.
 TRACE_BYTES = 4096
@@ -330,13 +330,19 @@ class Worker:
     watch: MemoryWatch | None = None
     group: MemoryGroup | None = None  # in place of a watch, where one can be had
     took: str = ""  # more memory than it may, so that it was killed
-    is_of_past: bool = False  # a task has ended since the look that shows how much it holds
+    looked_s: float = 0.0  # when the look began that shows how much it holds, in Unix time
+    ended_s: float = 0.0  # when its last task ended, as far as that was looked for
     spare_at: float | None = None  # when the process of the next worker is started beside it
     memory: mmap.mmap | None = None  # where its results wait
     # Task and token of the last results that it has sent: as many as may have waited together.
     recent: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=held_results.MOST_FRAMES)
     )
+
+    @property
+    def is_of_past(self) -> bool:
+        """Whether a task has ended since that look, whenever its result was heard of."""
+        return self.ended_s > self.looked_s
 
     def met_no_memory(self) -> bool:
         """Whether the kernel has ended something for lack of memory, as far as it tells of us."""
@@ -345,9 +351,7 @@ class Worker:
         return out_of_memory_kills() > self.ooms_before
 
     def _unsent(self) -> Iterator[tuple[list[Any], bytes]]:
-        """Of a worker that is gone: the results that waited to be sent, without those that it had
-        just sent.
-        """
+        """Of a worker that is gone: results that waited, without those that it had just sent."""
         if self.memory is not None:
             for header, body in wire.unpack(bytearray(held_results.left_in(self.memory))):
                 if _TASK_AND_TOKEN(wire.read_finished(header, body)) not in self.recent:
@@ -392,6 +396,6 @@ class Worker:
         if finished:
             self.tasks_end = max(self.tasks_end, *map(_LOG_END, finished))
             self.recent.extend(map(_TASK_AND_TOKEN, finished))
-            self.is_of_past = True
+            self.ended_s = end_of(finished) if self.looked_s else 0.0
             self.spare_at = None  # it ended as it was told
             events.append(Results(self.worker_id, finished))

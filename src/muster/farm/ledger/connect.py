@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from muster.base.atomic_files import sync_folder
+from muster.base.atomic_files import Refusal, refusal_of, sync_folder
 from muster.base.errors import LedgerError, MusterError
 from muster.base.settings import variable
 
@@ -303,6 +303,13 @@ def _is_full(path: Path, doing: str) -> bool:
     return doing not in _SORTING or shutil.disk_usage(path.parent).free < _ROOM
 
 
+def _refusal(path: Path) -> Refusal | None:
+    """Why the ledger or its log does not grow: SQLite has a word for a full disk alone."""
+    files = (path, Path(f"{path}-wal"), Path(f"{path}-journal"))
+    found = (refusal_of(one, _ROOM) for one in files if one.is_file())
+    return next(filter(None, found), None)
+
+
 def _sorting_folder() -> Path:
     """Where SQLite has its temporary files: the first of these in which it may."""
     named = filter(None, map(variable, ("SQLITE_TMPDIR", "TMPDIR")))
@@ -325,6 +332,11 @@ def _explain(error: sqlite3.Error, path: Path, doing: str) -> LedgerError:
         return LedgerError(
             f"The disk of {path} is full, so nothing more can be recorded ({text}).",
             hint="everything shown as finished is saved. Free space, then run the same command.",
+        )
+    if "I/O" in text and (refusal := _refusal(path)) is not None:
+        return LedgerError(
+            f"{refusal.what.format(path.parent)}, so nothing more can be recorded ({text}).",
+            hint=f"everything shown as finished is saved. {refusal.hint}",
         )
     if "malformed" in text or "not a database" in text or "corrupt" in text:
         return LedgerError(

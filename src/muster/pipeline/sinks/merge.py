@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from muster.base.atomic_files import explain_os_error, replacing, sync_folder
+from muster.base.atomic_files import disk_error, explain_os_error, replacing, sync_folder
 from muster.base.codec import write_json
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.apart import apart
@@ -385,7 +385,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if disk_error(error) is None or error.errno == errno.EROFS:
             raise explain_os_error(error, "write", path) from error
         raise SetupError(
             f"Cannot write {path}: {error.strerror}.",

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -119,13 +119,13 @@ class Found:
     path: Path
 
 
-def find_files(text: str) -> tuple[list[Found], str]:
+def find_files(text: str, known: Collection[str] = ()) -> tuple[list[Found], str]:
     """The data files that a path, folder or glob names, in natural order; all of one kind. And in
-    words what was left out of them.
+    words what was left out of them: files of runs, unless their places are ``known``.
     """
     path, left_out = Path(text).expanduser(), ""
     if path.is_dir():
-        files, left_out = inside(path)
+        files, left_out = inside(path, known)
         found = [item for item in map(_found, files) if item is not None]
         if not found:
             raise UsageError(
@@ -135,7 +135,7 @@ def find_files(text: str) -> tuple[list[Found], str]:
     elif path.exists():
         found = [_known(path)]
     elif any(sign in text for sign in "*?["):
-        files, left_out = matching(path)
+        files, left_out = matching(path, known)
         found = [_known(name) for name in files]
         if not found:
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from itertools import takewhile
@@ -22,9 +22,9 @@ class Places(NamedTuple):
     left_out: str
 
 
-def inside(folder: Path) -> Places:
+def inside(folder: Path, known: Collection[str] = ()) -> Places:
     """Files at any depth; hidden ones, those of other tools (``_SUCCESS``) and those of runs are
-    not data.
+    not data. ``known``: places that an earlier start has read from, whatever they lie in.
     """
     files: list[Path] = []
     num_runs = 0
@@ -34,19 +34,30 @@ def inside(folder: Path) -> Places:
         folders[:] = [name for name in data if not _is_run(here / name)]
         num_runs += len(data) - len(folders)
         files += [here / name for name in names if _is_data(name) and (here / name).is_file()]
+    if known:
+        whole, found = os.path.abspath(folder), set(map(os.path.abspath, files))
+        more = (Path(name) for name in known if name not in found)
+        files += [
+            folder / file.relative_to(whole)
+            for file in more
+            if file.is_relative_to(whole) and file.is_file()
+        ]
     return Places(files, f"{count(num_runs, 'folder')} of runs" if num_runs else "")
 
 
-def matching(pattern: Path) -> Places:
+def matching(pattern: Path, known: Collection[str] = ()) -> Places:
     """The files that a pattern names, without those that lie in folders of runs which it happens to
     go through. One that says no more than where the runs are, as ``runs/*/results.csv``, means
-    them.
+    them. ``known``: as above.
     """
     parts = pattern.absolute().parts
     names = glob.glob(str(pattern), recursive=True)  # noqa: PTH207, absolute patterns too
     found = [path for path in map(Path, names) if not path.is_dir()]
     is_run = cache(_is_run)
-    files = [path for path in found if not _is_by_the_way(path.absolute(), parts, is_run)]
+    files = [
+        path for path in found
+        if os.path.abspath(path) in known or not _is_by_the_way(path.absolute(), parts, is_run)
+    ]  # fmt: skip
     num_left = len(found) - len(files)
     return Places(files, f"{count(num_left, 'file')} in folders of runs" if num_left else "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,12 @@ def open_input(
     selection: Selection,
     options: InputOptions = _NO_OPTIONS,
     folder: Path = Path("input"),
+    known: Collection[str] = (),
 ) -> Source:
     """Open a path, folder, glob, ``hf:NAME`` or iterable of records, without scanning it.
 
     ``folder`` keeps the index and what has to be unpacked; a second start finds both there.
+    ``known``: places of files that it has read from, which are read although runs have them.
     Raises UsageError (UnknownNameError for a column of ``where``) and SetupError.
     """
     _check_selection(selection)
@@ -55,7 +57,7 @@ def open_input(
         return _from_hub(text.removeprefix("hf:"), selection, options, folder)
     _refuse(options, text, _OF_THE_HUB)
     files: list[dict[str, Any]] = []
-    found, left_out = find_files(text)
+    found, left_out = find_files(text, known)
     kind = found[0].kind
     if kind == "parquet":
         _refuse(options, text, _OF_TEXT)

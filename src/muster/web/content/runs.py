@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from muster.api.look.listing import held_up_now
 from muster.api.look.why import verdict
 from muster.api.maps.publish import Tally, tally
 from muster.api.report.about import moment
@@ -243,7 +244,15 @@ def kind(stored: RunRecord) -> str:
 
 
 def verdict_of(folder: Folder, run: Run, status: Status) -> tuple[str, str]:
-    """A level and a sentence, see `look.why`; a map that runs counts records, not chunks."""
+    """A level and a sentence, see `look.why`, and what keeps it from going on."""
+    level, text = _verdict_of(folder, run, status)
+    if (held := held_up_now(run.folder, status)) is not None:
+        return "paused", f"{text} Now {held.sentence}."
+    return level, text
+
+
+def _verdict_of(folder: Folder, run: Run, status: Status) -> tuple[str, str]:
+    """A map that runs counts records, not chunks."""
     if not run.stored.is_map:
         return verdict(run, status)
 
@@ -273,7 +282,10 @@ def counts(folder: Folder, run: Run, status: Status) -> dict[str, int]:
         return {**found, **status.counts, "total": status.total}
     with suppress(MusterError, LookupError, TypeError, ValueError, AttributeError):
         first = records(folder)[0]
-        found |= {"done": first.num_in, "failed": first.num_lost, "waiting": first.num_open}
+        found |= {
+            "done": first.num_in + first.num_begun, "failed": first.num_lost,
+            "waiting": first.num_open - first.num_begun,
+        }  # fmt: skip
     return {**found, "total": sum(found.values())}
 
 

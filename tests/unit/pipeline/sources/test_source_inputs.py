@@ -348,6 +348,16 @@ def test_runs_are_read_where_they_are_named_and_not_by_the_way(
     assert said.startswith(left_out) and bool(said) == bool(left_out)
 
 
+def test_what_an_earlier_start_has_read_is_read_again(among_runs: Path) -> None:
+    known = {str(among_runs / "runs" / "a" / "metrics.jsonl"), str(among_runs / "gone.jsonl")}
+    for named in (".", "**/*.jsonl", str(among_runs)):
+        files, _ = find_files(named, known)
+        found = {item.path.absolute().relative_to(among_runs).as_posix() for item in files}
+        assert "runs/a/metrics.jsonl" in found and "runs/c/metrics.jsonl" not in found, named
+        assert "gone.jsonl" not in found
+    assert len(find_files("data/*.jsonl", known)[0]) == 1, "what is not named is not read"
+
+
 @pytest.mark.thorough
 def test_what_is_left_out_is_said(among_runs: Path, muster_main: MusterCli) -> None:
     (among_runs / "s.py").write_text("def same(record):\n    return record\n")
