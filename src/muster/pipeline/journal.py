@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.atomic_files import replacing, sync_folder, write_all
+from muster.base.atomic_files import replacing, sync_folder, write_all, write_pieces
 from muster.base.errors import SetupError
 from muster.pipeline.recovery import InProgress, Kind
 
@@ -118,9 +118,9 @@ class Journal:
         crc = 0
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
-            write_all(self._rows, piece)
             if self._digest is not None:
                 self._digest.update(piece)
+        write_pieces(self._rows, pieces)
         entry = Entry(
             start, stop, num_rows, num_rejects, num_dropped,
             size, crc, len(rejects), zlib.crc32(rejects),
