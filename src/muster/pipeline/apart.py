@@ -56,6 +56,7 @@ class Call(Generic[T]):
     @property
     def has_room(self) -> bool:
         """Whether it can be told a short message without waiting until it listens."""
+        assert self._process.stdin is not None
         return bool(select.select([], [self._process.stdin], [], 0)[1])
 
     def tell(self, message: Any) -> None:

@@ -30,9 +30,9 @@ from muster.base.atomic_files import replacing, sync_folder, write_all, write_pi
 from muster.base.errors import SetupError
 from muster.pipeline.recovery import InProgress, Kind
 
-#: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects. That
-#: of lines is the beginning of the sha256 of all lines so far, so that one pass over images serves
-#: the entry and the chunk. It was the crc32 of its own lines, as that of rejects still is.
+#: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects.
+#: That of lines is the beginning of the sha256 of all lines so far, so that one pass over images
+#: serves the entry and the chunk. It was the crc32 of its own lines, as that of rejects still is.
 _ENTRY = struct.Struct("<IIIIIQIQI")
 _CRC = struct.Struct("<I")
 _SIZE = _ENTRY.size + _CRC.size

@@ -225,7 +225,9 @@ def _shown(value: Any) -> Any:
 def _encoded(batch: list[Row], *, typed: bool = False) -> list[Written]:
     dumps, option = orjson.dumps, _TYPED_OPTIONS if typed else _OPTIONS
     try:
-        written = [(row, [(dumps(r, option=option),) for r in row.records]) for row in batch]
+        written: list[Written] = [
+            (row, [(dumps(r, option=option),) for r in row.records]) for row in batch
+        ]
         is_usual = not any(_MARK_START in line for _, lines in written for (line,) in lines)
     except (TypeError, ValueError):
         is_usual = False

@@ -155,8 +155,7 @@ def test_a_chunk_that_an_earlier_version_has_begun_goes_on(
     journal.close()
 
 
-def test_missing_names_the_gaps
-(tmp_path: Path) -> None:
+def test_missing_names_the_gaps(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "k")
     add(journal, 4, 6)
     add(journal, 9, 10)

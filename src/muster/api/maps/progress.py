@@ -227,7 +227,7 @@ _LOOK_EVERY_S = 0.25
 
 class CopyingAhead:
     """A thread that has finished chunks written to the output while others are computed, so that
-    little is left to do at the end. Where it fails, it leaves nothing, and `publish` writes them all.
+    little is left to do at the end. Where it fails, it leaves nothing, and `publish` does it all.
 
     ``sink``: what the output is, asked for once there is a finished chunk; ``shards``: the number
     of rows of each.

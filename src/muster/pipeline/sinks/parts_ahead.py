@@ -213,7 +213,8 @@ class _Growing:
         self._declared = dict(spec.columns)
         self._survey = Survey(self._declared, self._again)
         self._there: list[Part] = []
-        self._next()
+        while not self._survey.columns and self._next() is not None:
+            pass  # nothing can be written without a column
 
     def _next(self) -> Part | None:
         part = next(self._coming, None)

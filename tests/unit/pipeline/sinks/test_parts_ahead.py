@@ -287,18 +287,19 @@ def test_what_comes_late_changes_the_types_of_all(tmp_path: Path, what: str) -> 
 
 def test_a_part_is_written_before_the_next_one_is_there(tmp_path: Path) -> None:
     rows: Rows = [{"text": os.urandom(500_000).hex()} for _ in range(12)]  # more than a row group
-    parts = parts_of(tmp_path / "parts", [[rows], [rows]])
-    sizes = []
+    first, second = parts_of(tmp_path / "parts", [[rows], [rows]])
+    spec = spec_of(str(tmp_path / "out.parquet"))
 
     def coming() -> Iterator[Part]:
-        for one in parts:
-            yield one
-            sizes.append((tmp_path / "out.parquet").stat().st_size)
+        yield first
+        patience_s = time.monotonic() + 60
+        while spec.path.stat().st_size < 1_000_000:
+            assert time.monotonic() < patience_s
+            time.sleep(0.01)
+        yield second
 
-    spec = spec_of(str(tmp_path / "out.parquet"))
-    written = write_as_they_come(coming(), spec, tmp_path / "out.parquet")
-    assert written is not None
-    assert 1_000_000 < sizes[0] < sizes[1] < written[0]
+    assert write_as_they_come(coming(), spec, spec.path) is not None
+    assert pq.read_metadata(spec.path).num_rows == 24
 
 
 def test_a_value_that_does_not_fit_its_declared_column_is_not_written(tmp_path: Path) -> None:
