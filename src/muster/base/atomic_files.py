@@ -15,8 +15,6 @@ from pathlib import Path
 
 from muster.base.errors import SetupError
 
-#: What a call of writev takes on Linux and macOS.
-_MOST_PIECES = 1024
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -52,6 +50,10 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
+
+
+#: What a call of writev takes on Linux and macOS.
+_MOST_PIECES = 1024
 
 
 def write_pieces(handle: int, pieces: Sequence[bytes]) -> None:

@@ -293,10 +293,6 @@ class Journal:
         return digest.hexdigest()
 
 
-def _beginning(digest: Any) -> int:
-    return int.from_bytes(digest.digest()[:4], "little")
-
-
 def _append(entries: list[Entry], entry: Entry) -> None:
     """Merge adjacent entries, so that a long chunk does not fill memory."""
     if entries and entries[-1].stop == entry.start:
@@ -372,3 +368,7 @@ def _crc(handle: int, offset: int, size: int) -> int:
     for block in _blocks(handle, offset, size):
         crc = zlib.crc32(block, crc)
     return crc
+
+
+def _beginning(digest: Any) -> int:
+    return int.from_bytes(digest.digest()[:4], "little")
