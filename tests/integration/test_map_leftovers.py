@@ -11,10 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 STAGES = """
+import os
 import pathlib
+import time
 
 
 def same(record):
@@ -25,6 +28,12 @@ def later(record):
     if not pathlib.Path("go").exists():
         raise ValueError("not yet")
     return record
+
+
+def image(record):
+    while record["n"] == 19 and not os.path.exists("seen"):
+        time.sleep(0.01)
+    return {"n": record["n"], "image": bytes([record["n"]]) + os.urandom(1_000_000)}
 
 
 STEPS = [same, same]
@@ -107,6 +116,23 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
     writer.wait(120)
     assert not (place / "out.parquet").exists()
     run("same", "out.parquet")
+
+
+def test_parquet_is_written_while_a_worker_still_works(place: Path) -> None:
+    """The last row waits until a row group of those before it is in the file."""
+    more = ("--chunk-rows", "2", "--no-ids")
+    with subprocess.Popen(call("image", "out.parquet", *more), stderr=subprocess.PIPE) as process:
+        try:
+            while not any(one.stat().st_size for one in place.glob(".out.parquet.*.tmp")):
+                assert process.poll() is None
+                time.sleep(0.01)
+            (place / "seen").touch()
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
+    found = pq.read_table("out.parquet")
+    assert [image[0] for image in found["image"].to_pylist()] == [*range(20)]
+    assert not list(place.glob(".out.parquet*"))
 
 
 def _writes(process: psutil.Process) -> bool:

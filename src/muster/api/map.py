@@ -31,6 +31,7 @@ from muster.api.maps.publish import (
     claim_output,
     publish,
     read_published,
+    sink_of,
     size_of,
     tally,
 )
@@ -50,7 +51,8 @@ from muster.devices.placement import Placement
 from muster.farm.plan import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
-from muster.pipeline.sinks.merge import Ahead, sweep
+from muster.pipeline.sinks.merge import sweep
+from muster.pipeline.sinks.parts_ahead import serves
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
@@ -277,8 +279,9 @@ def _run_opened(
     count = RecordCount(sum(shards), before, rejects.num_rows)
     curve = ProgressCurve(folder, count, rejects, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
-    serves = growing is None and Ahead.serves(job.output)
-    copying = CopyingAhead(folder, job.output, shards) if serves else None
+    copying = None
+    if growing is None and serves(job.output):
+        copying = CopyingAhead(folder, lambda: sink_of(folder, job, source), shards)
 
     def show(view: RunView) -> None:
         audience.show(count.of(view))
@@ -315,8 +318,8 @@ def _run_opened(
         shown = dataclasses.replace(audience, show=show)
         run = run_workload(workload, how, shown, head_start)
     finally:
-        if copying is not None:
-            copying.end().discard()
+        if copying is not None and (left := copying.end()) is not None:
+            left.discard()
     assert run.ending is not None
     numbers = dict(count.last.numbers) if count.last is not None else {}
     seconds = time.monotonic() - began

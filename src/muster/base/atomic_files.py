@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -78,11 +78,26 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-def write_all(handle: int, data: bytes) -> None:
+def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of it: the system may take less than it is given."""
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
+
+
+#: What a call of writev takes on Linux and macOS.
+_MOST_PIECES = 1024
+
+
+def write_pieces(handle: int, pieces: Sequence[bytes]) -> None:
+    """Write all of them one after the other, many in a call to the system."""
+    for begin in range(0, len(pieces), _MOST_PIECES):
+        some = pieces[begin : begin + _MOST_PIECES]
+        written = os.writev(handle, some)
+        for piece in some:  # it may have taken less, as with `write_all`
+            if written < len(piece):
+                write_all(handle, memoryview(piece)[written:])
+            written = max(0, written - len(piece))
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from muster.base.errors import MusterError, SetupError
 from muster.base.reaper import die_with_parent
@@ -27,38 +29,85 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What a function of a module returns, or raise what it raises. Arguments and result are
     pickled. The process ends with this one, however this one ends, and hears no signal before.
     """
-    mark = secrets.token_bytes(16)  # what a sitecustomize prints comes before it
-    process = subprocess.Popen(
-        # The folder of the command may hold a numpy.py that is not the one.
-        [sys.executable, "-P", "-m", __name__, str(os.getpid()), mark.hex()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        # Threads of a library that is only imported would spin for a while, and find nothing to do.
-        env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
-    )
-    try:
-        answer, _ = process.communicate(pickle.dumps((function, args, kwargs)))
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    said, is_whole, result_bytes = answer.partition(mark)
-    if said:
-        sys.stderr.write(said.decode(errors="replace"))
-    code = process.returncode
-    if code or not is_whole:
-        how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
-        short = "memory may have been short, for which a system does that; " if code == -9 else ""
-        raise SetupError(
-            f"The process that was to {function.__name__.replace('_', ' ').strip()} {how}; what it "
-            "said is above.",
-            hint=f"{short}run the same command again; nothing finished is lost.",
+    return Call(function, *args, **kwargs).result()
+
+
+class Call(Generic[T]):
+    """A call as `apart` makes it, which may be told more while it runs (see `told`).
+
+    Its process ends with the thread that has made it: that is what Linux takes for its parent.
+    """
+
+    def __init__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._name = function.__name__.replace("_", " ").strip()
+        self._mark = secrets.token_bytes(16)  # what a sitecustomize prints comes before it
+        self._unsent = pickle.dumps((function, args, kwargs))
+        self._process = subprocess.Popen(
+            # The folder of the command may hold a numpy.py that is not the one.
+            [sys.executable, "-P", "-m", __name__, str(os.getpid()), self._mark.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            # Threads of a library that is only imported would spin for a while, and find nothing
+            # to do.
+            env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
         )
-    result, error = pickle.loads(result_bytes)
-    if error is not None:
-        raise error
-    return cast(T, result)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be told a short message without waiting until it listens."""
+        assert self._process.stdin is not None
+        return bool(select.select([], [self._process.stdin], [], 0)[1])
+
+    def tell(self, message: Any) -> None:
+        """Send something that can be pickled. If the process has ended, `result` says so."""
+        assert self._process.stdin is not None
+        unsent, self._unsent = self._unsent, b""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(unsent + pickle.dumps(message))
+            self._process.stdin.flush()
+
+    def result(self) -> T:
+        """Tell it that there is no more, wait, and return or raise what the function does."""
+        try:
+            answer, _ = self._process.communicate(self._unsent)
+        except BaseException:
+            self.end()
+            raise
+        said, is_whole, result_bytes = answer.partition(self._mark)
+        if said:
+            sys.stderr.write(said.decode(errors="replace"))
+        code = self._process.returncode
+        if code or not is_whole:
+            how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+            short = "memory may have been short, for which a system does that; "
+            raise SetupError(
+                f"The process that was to {self._name} {how}; what it said is above.",
+                hint=f"{short if code == -9 else ''}run the same command again; nothing finished "
+                "is lost.",
+            )
+        result, error = pickle.loads(result_bytes)
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def end(self) -> None:
+        """Kill the process where it still runs."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # of what was not read
+                pipe.close()
+
+
+def told() -> Iterator[Any]:
+    """In the process of a `Call`: what it is told, until there is no more."""
+    while True:
+        try:
+            yield pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
 
 
 def main(argv: list[str]) -> None:

@@ -7,11 +7,8 @@ rows in the journal are not read again, and a row that kills its worker is found
 from __future__ import annotations
 
 import itertools
-import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from muster.base.atomic_files import disk_error, explain_os_error
@@ -23,7 +20,6 @@ from muster.base.device_faults import (
     why_unfit,
 )
 from muster.base.errors import TargetError
-from muster.base.processes import resident_mib
 from muster.pipeline.batch import (
     BatchSize,
     Failure,
@@ -38,19 +34,17 @@ from muster.pipeline.batch import (
     wait_for,
 )
 from muster.pipeline.journal import Journal
+from muster.pipeline.portion import Portion
 from muster.pipeline.recovery import InProgress, Kind, recovery
 from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
-from muster.pipeline.stages import METER, EngineError
+from muster.pipeline.stages import EngineError
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
 
 if TYPE_CHECKING:
     import asyncio
 
-_REPORT_EVERY_S = 0.2
-_MEMORY_EVERY_S = 0.5
-_ANSWER_EVERY_S = 0.2
-_SET_UP_LIMIT_S = 1800.0
+_LOOK_EVERY_S = 0.2
 _Read = tuple[int, dict[str, Any] | BadRow | None]
 Numbered = Iterator[_Read]
 
@@ -89,20 +83,19 @@ class Chunk:
         self._worker = worker
         self._shard = shard
         self._journal = journal
-        self._start, self._stop = start, stop
         self._keeps_ids = worker.plan.keeps_ids
-        self._next = start  # the first row that has not been read
         self._size = BatchSize(worker.batch_size)
         self._recovery = recovery(journal.in_progress(), ctx.tries, worker.plan.row_retries)
+        self._portion = Portion(
+            ctx, worker, shard, (start, stop), journal, self._recovery, self._size
+        )
         self._in_flight: set[int] = set()
         self._doubted: list[Row] = []  # rows that killed their workers, not stored yet
         self._num_blank = 0
-        self._seen: Any = None
         self._row_of = worker.source.row_of(shard)
         #: Whether no row of this chunk was found to kill its worker.
         self._is_healthy = self._recovery.row < 0
         self._writer = RowWriter(worker, journal, self._row_of)
-        self._reported_s = self._looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
         before = self._blank_before()
@@ -116,16 +109,16 @@ class Chunk:
         self._store_doubted()
         self._writer.end()
         num_blank = self._num_blank + before
-        done = self._journal.num_done
-        if done != self._stop - self._start or any(self._journal.missing(self._start, self._stop)):
-            raise AssertionError(f"{done} rows stored of {self._start} to {self._stop}")
+        start, stop, done = self._portion.start, self._portion.stop, self._journal.num_done
+        if done != stop - start or any(self._journal.missing(start, stop)):
+            raise AssertionError(f"{done} rows stored of {start} to {stop}")
         totals = self._journal.finish()
-        self._report(is_last=True)
+        self._portion.report(is_last=True)
         return {
             "order": self._shard.order,
-            "start": self._start,
-            "stop": self._stop,
-            "rows_in": self._stop - self._start,
+            "start": start,
+            "stop": stop,
+            "rows_in": stop - start,
             "rows_out": totals.num_rows,
             "rejected": totals.num_rejects,
             "dropped": totals.num_dropped - num_blank,
@@ -147,7 +140,7 @@ class Chunk:
             )
         self._journal.begin(self._recovery.starting(self._ctx.tries))
         try:
-            with self._sharing():
+            with self._portion.sharing():
                 self._worker.set_up()
         except EngineError:
             self._ctx.retire()
@@ -163,32 +156,6 @@ class Chunk:
             self._blame_nobody()
             raise RuntimeError(unfit)
 
-    @contextmanager
-    def _sharing(self) -> Iterator[None]:
-        """Give idle workers their share of the rows while this one loads its model.
-
-        The thread touches nothing but the end of this chunk, and nobody else does before it ends.
-        """
-        is_over = threading.Event()
-
-        began = time.monotonic()
-
-        def answer() -> None:
-            while not is_over.wait(_ANSWER_EVERY_S):
-                others = self._ctx.num_waiting
-                if others:
-                    self._share(others, grain=self._worker.batch_size)
-                if time.monotonic() - began < _SET_UP_LIMIT_S:
-                    self._report()  # loading does not count as hanging, up to a limit
-
-        thread = threading.Thread(target=answer, name="muster-sharing", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-
     # ------------------------------------------------------------------ reading
 
     def _blank_before(self) -> int:
@@ -197,13 +164,13 @@ class Chunk:
             return 0
         return sum(
             row is BLANK
-            for start, stop in self._journal.stored(self._start, self._stop)
+            for start, stop in self._journal.stored(self._portion.start, self._portion.stop)
             for _, row in self._worker.source.read(self._shard, start, stop)
         )
 
     def _read(self) -> Numbered:
         """Read the rows that are not in the journal yet, in order."""
-        for start, stop in list(self._journal.missing(self._start, self._stop)):
+        for start, stop in list(self._journal.missing(self._portion.start, self._portion.stop)):
             yield from self._worker.source.read(self._shard, start, stop)
 
     def _take(self, rows: Numbered, most: int) -> list[_Read]:
@@ -211,22 +178,24 @@ class Chunk:
 
         Where an earlier attempt has died, it is one row at a time.
         """
-        most = 1 if self._next < self._recovery.stop else most
-        most = min(most, self._stop - self._next)
+        portion = self._portion
+        most = 1 if portion.next < self._recovery.stop else most
+        most = min(most, portion.stop - portion.next)
         taken = list(itertools.islice(rows, most)) if most > 0 else []
-        while taken and taken[-1][0] >= self._stop:  # rows before it were in the journal
+        while taken and taken[-1][0] >= portion.stop:  # rows before it were in the journal
             taken.pop()
         if not taken:
-            self._next = max(self._next, self._stop)
+            portion.next = max(portion.next, portion.stop)
             return taken
-        self._next = taken[-1][0] + 1
+        portion.next = taken[-1][0] + 1
         self._in_flight.update([number for number, _ in taken])
         self._journal.begin(self._note())
         return taken
 
     def _note(self) -> InProgress:
         doubted = self._doubted[0].number if self._doubted else -1
-        return self._recovery.note(min(self._in_flight), self._next, self._ctx.tries, doubted)
+        first, end = min(self._in_flight), self._portion.next
+        return self._recovery.note(first, end, self._ctx.tries, doubted)
 
     def _rows(self, taken: Sequence[_Read]) -> list[Row]:
         return [self._row(number, record) for number, record in taken]
@@ -286,7 +255,7 @@ class Chunk:
             self._worker.busy_s += time.perf_counter() - read
             if pace is not None:
                 pace.took(seconds)
-            self._between(grain=self._size.now if pace is None else pace.now)
+            self._portion.between(grain=self._size.now if pace is None else pace.now)
 
     def _through(self, steps: Sequence[Any], batch: Usual | list[Row]) -> Usual | list[Row]:
         """Run all steps on the batch, in pieces if memory does not hold it; returns what became of
@@ -339,7 +308,7 @@ class Chunk:
         is_over = False
         try:
             while True:
-                is_wary = self._next < self._recovery.stop
+                is_wary = self._portion.next < self._recovery.stop
                 room = 1 if is_wary else self._worker.concurrency
                 while not is_over and len(running) < room:
                     if not ready:
@@ -357,14 +326,14 @@ class Chunk:
                     return
                 began = time.perf_counter()
                 done, running = await asyncio.wait(
-                    running, timeout=_REPORT_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    running, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 batch = sorted((task.result() for task in done), key=lambda row: row.number)
                 if batch:
                     self._through(self._worker.after, batch)
                     self._store(batch)
                 self._worker.busy_s += time.perf_counter() - began
-                self._between(grain=self._worker.concurrency)
+                self._portion.between(grain=self._worker.concurrency)
         except EngineError:
             self._blame_nobody()
             self._ctx.retire()
@@ -417,73 +386,3 @@ class Chunk:
     def _blame_nobody(self) -> None:
         """Let a fresh process do the rows in flight, which count as not begun."""
         self._journal.begin(InProgress(0, 0, self._ctx.tries, Kind.NOTHING, 0))
-
-    # ------------------------------------------------------------------ between batches
-
-    def _between(self, grain: int) -> None:
-        """Share rows with idle workers, check memory, report progress."""
-        others = self._ctx.num_waiting
-        if others:
-            self._share(others, grain)
-        now = time.monotonic()
-        limit = self._worker.plan.max_worker_memory_mib
-        if limit is not None and now - self._looked_s > _MEMORY_EVERY_S:
-            self._looked_s = now
-            if resident_mib() > limit:
-                self._hand_over(limit)
-        if now - self._reported_s > _REPORT_EVERY_S and self._has_moved():
-            self._report()
-
-    def _has_moved(self) -> bool:
-        """Whether a row or a token was finished since the last call.
-
-        Only that counts as progress and postpones the time limit.
-        """
-        seen = (self._worker.num_rows, METER.read())
-        before, self._seen = self._seen, seen
-        return bool(seen != before)
-
-    @property
-    def _free_from(self) -> int:
-        """The first row that no attempt has touched."""
-        return max(self._next, self._journal.end, self._recovery.stop)
-
-    def _share(self, others: int, grain: int) -> None:
-        """Keep an even share of the rows to come, at least two batches, and give the rest away."""
-        begin, left = self._free_from, self._stop - self._free_from
-        pieces = max(1, min(others + 1, left // (2 * max(1, grain)) + 1))
-        width = max(1, math.ceil(left / pieces))
-        given = list(itertools.pairwise([*range(begin + width, self._stop, width), self._stop]))
-        if given:
-            self._divide(given[0][0], given)
-        else:
-            self._ctx.divide({}, [])
-
-    def _hand_over(self, limit_mib: float) -> None:
-        """Leave the rest to a fresh process, because this one is over its memory limit."""
-        if self._worker.num_rows <= self._worker.batch_size:
-            raise TargetError(
-                f"The worker holds {resident_mib():,.0f} MiB after its first batch; "
-                f"--max-worker-memory allows {limit_mib:,.0f} MiB; a fresh one would hold as much.",
-                hint="allow more, or lower --batch-size.",
-            )
-        begin = self._free_from
-        if begin < self._stop:
-            self._divide(begin, [(begin, self._stop)])
-        self._ctx.retire()
-
-    def _divide(self, stop: int, given: list[tuple[int, int]]) -> None:
-        common = {**self._shard._asdict(), "place": list(self._shard.place)}
-        self._stop = stop
-        kept = {**common, "start": self._start, "stop": stop}
-        self._ctx.divide(kept, [{**common, "start": a, "stop": b} for a, b in given])
-
-    def _report(self, *, is_last: bool = False) -> None:
-        self._reported_s = time.monotonic()
-        worker = self._worker
-        left = 0 if is_last else self._stop - self._next
-        done = self._next - self._start
-        text = f"{done:,} of {self._stop - self._start:,} records of shard {self._shard.order}"
-        if self._size.now != worker.batch_size:
-            text += f", batch {self._size.now}"
-        self._ctx.measure(text, {**worker.numbers(), "left": float(left)})

@@ -25,13 +25,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from muster.base.atomic_files import replacing, sync_folder, write_all
+from muster.base.atomic_files import replacing, sync_folder, write_all, write_pieces
 from muster.base.errors import SetupError
 from muster.pipeline.recovery import InProgress, Kind
 
 #: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects.
+#: That of lines is the beginning of the sha256 of all lines so far, so that one pass over images
+#: serves the entry and the chunk. It was the crc32 of its own lines, as that of rejects still is.
 _ENTRY = struct.Struct("<IIIIIQIQI")
 _CRC = struct.Struct("<I")
 _SIZE = _ENTRY.size + _CRC.size
@@ -92,10 +94,9 @@ class Journal:
         self._rows = _open(_there(self._rows_raw, self.rows_path))
         self._bad = _open(_there(self._bad_raw, self.bad_path))
         self._entries: list[Entry] = []
+        self._digest = hashlib.sha256()  # of all lines, as they came
         self._synced_s = time.monotonic()
         self._recover()
-        #: Of all lines, if this process has written them all; else they are read again at the end.
-        self._digest = None if self._entries else hashlib.sha256()
 
     # ------------------------------------------------------------------ while it grows
 
@@ -116,15 +117,12 @@ class Journal:
         size = sum(map(len, lines))
         # To join images would copy them into memory that the kernel has to clear first.
         pieces = lines if size > _LARGE * len(lines) else [b"".join(lines)]
-        crc = 0
         for piece in pieces:
-            crc = zlib.crc32(piece, crc)
-            write_all(self._rows, piece)
-            if self._digest is not None:
-                self._digest.update(piece)
+            self._digest.update(piece)
+        write_pieces(self._rows, pieces)
         entry = Entry(
             start, stop, num_rows, num_rejects, num_dropped,
-            size, crc, len(rejects), zlib.crc32(rejects),
+            size, _beginning(self._digest), len(rejects), zlib.crc32(rejects),
         )  # fmt: skip
         if rejects:
             write_all(self._bad, rejects)
@@ -209,7 +207,7 @@ class Journal:
             _rename(self._bad_raw, self.bad_path)
         else:
             self._write_ordered(ordered)
-        if is_in_order and self._digest is not None:
+        if is_in_order:
             sha256 = self._digest.hexdigest()
             _rename(self._raw_index, self._final_index)
         else:
@@ -238,12 +236,14 @@ class Journal:
         for entry in _entries(os.pread(self._index, os.fstat(self._index).st_size, 0)):
             if rows_end + entry.size > rows_size or bad_end + entry.bad_size > bad_size:
                 break
-            is_whole = (
-                _crc(self._rows, rows_end, entry.size) == entry.crc
-                and _crc(self._bad, bad_end, entry.bad_size) == entry.bad_crc
-            )
-            if not is_whole:
+            crc, digest = 0, self._digest.copy()
+            for block in _blocks(self._rows, rows_end, entry.size):
+                crc = zlib.crc32(block, crc)
+                digest.update(block)
+            is_whole = entry.crc in (_beginning(digest), crc)
+            if not is_whole or _crc(self._bad, bad_end, entry.bad_size) != entry.bad_crc:
                 break
+            self._digest = digest
             rows_end, bad_end = rows_end + entry.size, bad_end + entry.bad_size
             good += _SIZE
             _append(self._entries, entry)
@@ -276,11 +276,10 @@ class Journal:
         try:
             at = bad_at = 0
             for entry in joined:
-                crc, bad_crc = 0, _crc(bad, bad_at, entry.bad_size)
                 for block in _blocks(rows, at, entry.size):
-                    crc = zlib.crc32(block, crc)
                     digest.update(block)
-                data = _ENTRY.pack(*entry._replace(crc=crc, bad_crc=bad_crc))
+                bad_crc = _crc(bad, bad_at, entry.bad_size)
+                data = _ENTRY.pack(*entry._replace(crc=_beginning(digest), bad_crc=bad_crc))
                 packed += data + _CRC.pack(zlib.crc32(data))
                 at, bad_at = at + entry.size, bad_at + entry.bad_size
         finally:
@@ -398,3 +397,7 @@ def _crc(handle: int, offset: int, size: int) -> int:
     for block in _blocks(handle, offset, size):
         crc = zlib.crc32(block, crc)
     return crc
+
+
+def _beginning(digest: Any) -> int:
+    return int.from_bytes(digest.digest()[:4], "little")

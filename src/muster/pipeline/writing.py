@@ -13,7 +13,7 @@ import orjson
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, Usual, failure_of
 from muster.pipeline.journal import Journal
-from muster.pipeline.sinks.lines import MARK, RAW, Marked, as_json, as_plain, with_header
+from muster.pipeline.sinks.lines import MARK, RAW, Line, Marked, as_json, as_plain, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
@@ -31,7 +31,7 @@ _TYPED_OPTIONS = _OPTIONS | orjson.OPT_PASSTHROUGH_DATETIME
 _MARK_START = b'"\\u0001'
 
 #: A row and the lines of its records.
-Written = tuple[Row, list[bytes]]
+Written = tuple[Row, list[Line]]
 
 
 class RisingIds:
@@ -167,13 +167,14 @@ class RowWriter:
 
     def _write_range(self, rows: list[Written]) -> None:
         lines = [line for _, own in rows for line in own]
+        pieces = [piece for line in lines for piece in line]
         rejects = [
             self._reject_line(row, f) for row, _ in rows if row.failures for f in row.failures
         ]
         self._journal.add(
             rows[0][0].number,
             rows[-1][0].number + 1,
-            lines,
+            pieces,
             len(lines),
             rejects=b"".join(rejects),
             num_rejects=len(rejects),
@@ -224,12 +225,14 @@ def _shown(value: Any) -> Any:
 def _encoded(batch: list[Row], *, typed: bool = False) -> list[Written]:
     dumps, option = orjson.dumps, _TYPED_OPTIONS if typed else _OPTIONS
     try:
-        written = [(row, [dumps(r, option=option) for r in row.records]) for row in batch]
-        is_usual = not any(_MARK_START in line for _, lines in written for line in lines)
+        written: list[Written] = [
+            (row, [(dumps(r, option=option),) for r in row.records]) for row in batch
+        ]
+        is_usual = not any(_MARK_START in line for _, lines in written for (line,) in lines)
     except (TypeError, ValueError):
         is_usual = False
     if not is_usual:
-        return [(row, _lines_of(row, row.records, typed=typed)[0]) for row in batch]
+        return [(row, _lines_of(row, row.records, typed=typed)) for row in batch]
     return written
 
 
@@ -276,7 +279,7 @@ def _packed(group: list[Row]) -> list[Written]:
 class _Made(NamedTuple):
     """A record of a row; its line goes to ``lines``, those of the row."""
 
-    lines: list[bytes]
+    lines: list[Line]
     row: Row
     source: ArrowRow
     record: dict[str, Any]
@@ -291,8 +294,7 @@ def _pack(made: list[_Made]) -> None:
     good: list[_Made] = []
     for one in made:
         rest = {name: value for name, value in one.record.items() if name not in names}
-        lines, _ = _lines_of(one.row, [rest], typed=True)
-        if lines:
+        if lines := _lines_of(one.row, [rest], typed=True):
             one.lines.extend(lines)
             good.append(one)
     if good and kept:
@@ -302,22 +304,16 @@ def _pack(made: list[_Made]) -> None:
         first[at] = with_header(head, stream, first[at])
 
 
-def _lines_of(
-    row: Row, records: list[dict[str, Any]], *, typed: bool = False
-) -> tuple[list[bytes], list[int]]:
-    """The lines of records, and the places of those that were written.
-
-    A record that cannot be written becomes a failure of the row.
-    """
-    lines, good = [], []
-    for place, record in enumerate(records):
+def _lines_of(row: Row, records: list[dict[str, Any]], *, typed: bool = False) -> list[Line]:
+    """The lines of records. One that cannot be written becomes a failure of the row."""
+    lines = []
+    for record in records:
         try:
             lines.append(_line(record, typed=typed))
-            good.append(place)
         except (TypeError, ValueError, RecursionError) as error:
             failure = failure_of("write", error)
             row.failures.append(dataclasses.replace(failure, record=record))
-    return lines, good
+    return lines
 
 
 def _check_names(value: Any) -> None:
@@ -333,7 +329,7 @@ def _check_names(value: Any) -> None:
         _check_names(item)
 
 
-def _line(record: dict[str, Any], *, typed: bool) -> bytes:
+def _line(record: dict[str, Any], *, typed: bool) -> Line:
     """A record as a line: integers of any size as they are, decimals as texts of all digits."""
     _check_names(record)
     marked, option = Marked(), _TYPED_OPTIONS if typed else _OPTIONS

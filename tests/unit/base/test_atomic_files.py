@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.atomic_files import replacing, sync_tree, write_atomic
+from muster.base.atomic_files import replacing, sync_tree, write_atomic, write_pieces
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
@@ -62,3 +62,16 @@ def test_a_tree_of_all_kinds_is_synced(tmp_path: Path) -> None:
     (tmp_path / "b" / "dangling").symlink_to("nowhere")
     os.mkfifo(tmp_path / "b" / "pipe")  # opening it would wait for a reader
     sync_tree(tmp_path)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 7, 2500, None])
+def test_pieces_follow_each_other_also_where_the_system_takes_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int | None
+) -> None:
+    pieces = [b"abc", b"", b"defg", *(b"%d" % number for number in range(2500))]
+    if taken is not None:
+        monkeypatch.setattr(os, "writev", lambda to, some: os.write(to, b"".join(some)[:taken]))
+    handle = os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT)
+    write_pieces(handle, pieces)
+    os.close(handle)
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.apart import apart
+from muster.pipeline.apart import Call, apart
 from muster.pipeline.sinks.formats import spec_of
 
 #: Bits of the three signals, as /proc shows them.
@@ -96,3 +96,35 @@ def _child_of(pid: int) -> psutil.Process:
 def _ignored(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+
+
+def test_it_is_told_more_while_it_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    call = Call(eval, "sum(told(), 1)")
+    for number in range(20):
+        assert call.has_room
+        call.tell(number)
+    assert call.result() == 191
+    assert Call(eval, "sum(told(), 5)").result() == 5
+
+
+def test_whoever_does_not_listen_has_no_room_and_can_be_ended() -> None:
+    call = Call(time.sleep, 300)
+    told_kib = 0
+    while call.has_room and told_kib < 4096:
+        call.tell(bytes(3 << 10))
+        told_kib += 3
+    assert not call.has_room and told_kib < 4096
+    call.end()
+    call.end()
+    assert not psutil.Process().children()
+
+
+def test_what_is_told_to_one_that_has_ended_is_lost_and_the_result_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    call = Call(os._exit, 7)
+    for _ in range(300):
+        call.tell(bytes(1 << 10))
+        time.sleep(0.01)
+    with pytest.raises(SetupError, match="exit ended with exit code 7"):
+        call.result()

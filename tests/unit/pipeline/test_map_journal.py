@@ -7,10 +7,12 @@ import itertools
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,36 @@ def test_large_lines_are_those_that_were_added_also_after_one_was_torn(tmp_path:
     whole = b"".join(images)
     assert journal.rows_path.read_bytes() == whole
     assert (totals.size, totals.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
+    journal.close()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_chunk_that_an_earlier_version_has_begun_goes_on(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    """Its entries have the crc32 of their own lines."""
+    index = b""
+    with (tmp_path / "k.rows").open("wb") as rows, (tmp_path / "k.bad").open("wb") as bad:
+        for start in (0, 3):
+            lines, rejects, count, num_bad = lines_of(start, start + 3)
+            rows.write(lines[:-3] + b"x" + lines[-2:] if is_damaged and start else lines)
+            bad.write(rejects)
+            entry = struct.pack(
+                "<IIIIIQIQI", start, start + 3, count, num_bad, 0, len(lines), zlib.crc32(lines),
+                len(rejects), zlib.crc32(rejects),
+            )  # fmt: skip
+            index += entry + struct.pack("<I", zlib.crc32(entry))
+    (tmp_path / "k.idx").write_bytes(index)
+    journal = Journal(tmp_path, "k")
+    assert list(journal.missing(0, 9)) == [(3 if is_damaged else 6, 9)]
+    for start, stop in list(journal.missing(0, 9)):
+        add(journal, start, stop)
+    journal.close()
+    journal = Journal(tmp_path, "k")  # with entries of both kinds
+    assert list(journal.missing(0, 9)) == []
+    totals, whole = journal.finish(), lines_of(0, 9)[0]
+    assert journal.rows_path.read_bytes() == whole
+    assert totals.sha256 == hashlib.sha256(whole).hexdigest()
     journal.close()
 
 

@@ -25,7 +25,7 @@ from muster.farm.task import TaskState
 from muster.farm.view import Interval, Rate, RunView
 from muster.pipeline.journal import Kept, kept_of
 from muster.pipeline.sinks.formats import SinkSpec
-from muster.pipeline.sinks.merge import Ahead
+from muster.pipeline.sinks.parts_ahead import Ahead, ahead_of
 from muster.pipeline.sinks.unordered import Appender, check_growable
 from muster.pipeline.stages import REJECTED_IN
 from muster.run.folder import RunFolder
@@ -245,43 +245,54 @@ _LOOK_EVERY_S = 0.25
 
 
 class CopyingAhead:
-    """A thread that copies finished chunks for the output while others are computed, so that little
-    is left to do at the end. Where it fails, it leaves nothing, and `publish` copies them all.
+    """A thread that has finished chunks written to the output while others are computed, so that
+    little is left to do at the end. Where it fails, it leaves nothing, and `publish` does it all.
 
-    ``shards``: the number of rows of each.
+    ``sink``: what the output is, asked for once there is a finished chunk; ``shards``: the number
+    of rows of each.
     """
 
-    def __init__(self, folder: RunFolder, sink: SinkSpec, shards: Sequence[int]) -> None:
+    def __init__(
+        self, folder: RunFolder, sink: Callable[[], SinkSpec], shards: Sequence[int]
+    ) -> None:
         self._folder = folder
-        self._ahead = Ahead(sink, shards)
+        self._sink, self._shards = sink, shards
+        self._ahead: Ahead | None = None
         self._num_done = 0
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def look(self, view: RunView) -> None:
-        """Called with every view of the run; the first one comes under the run's lock."""
+        """Called with every view of the run, under its lock, by a thread that outlives this."""
         self._num_done = view.num_done
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._copy, name="muster-merge", daemon=True)
+        if self._thread is None and view.num_done and not self._is_over.is_set():
+            try:
+                self._ahead = ahead_of(self._sink(), self._shards)
+            except (MusterError, OSError):
+                self._is_over.set()
+                return
+            self._thread = threading.Thread(
+                target=self._copy, args=(self._ahead,), name="muster-merge", daemon=True
+            )
             self._thread.start()
 
-    def end(self) -> Ahead:
-        """Stop; returns what is copied."""
+    def end(self) -> Ahead | None:
+        """Stop; returns what is written, if it was begun."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
         return self._ahead
 
-    def _copy(self) -> None:
+    def _copy(self, ahead: Ahead) -> None:
         try:
-            self._copy_finished()
+            self._copy_finished(ahead)
         except (MusterError, OSError):
-            self._ahead.discard()
+            ahead.discard()
         except BaseException:
-            self._ahead.discard()
+            ahead.discard()
             raise
 
-    def _copy_finished(self) -> None:
+    def _copy_finished(self, ahead: Ahead) -> None:
         seen, pause_s = 0, _LOOK_EVERY_S
         while not self._is_over.wait(pause_s):
             if seen == self._num_done:
@@ -293,5 +304,5 @@ class CopyingAhead:
             for part in parts:
                 if self._is_over.is_set():
                     return
-                self._ahead.add(part)
-            self._ahead.sync()
+                ahead.add(part)
+            ahead.sync()

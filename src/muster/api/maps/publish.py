@@ -23,8 +23,9 @@ from muster.farm.task import TaskState
 from muster.pipeline.apart import apart
 from muster.pipeline.journal import kept_of
 from muster.pipeline.sinks.formats import MANIFEST, SinkSpec
-from muster.pipeline.sinks.merge import Ahead, find_repeated_ids, merge, part_name
+from muster.pipeline.sinks.merge import find_repeated_ids, merge, part_name
 from muster.pipeline.sinks.parts import Part
+from muster.pipeline.sinks.parts_ahead import Ahead
 from muster.pipeline.sinks.unordered import Appender
 from muster.pipeline.sources.files import find_files
 from muster.pipeline.sources.places import is_named
@@ -151,10 +152,7 @@ def publish(
     ahead: Ahead | None = None,
 ) -> Published:
     """Write the output, note what it is, and only then remove the chunks' files."""
-    sink, parts = with_columns(folder, job.output), parts_of(folder)
-    if sink.format == "parquet":  # it has a schema, which keeps what the input's carries
-        metadata = tuple(source.metadata().items())
-        sink = dataclasses.replace(sink, metadata=metadata, inputs=tuple(source.files))
+    sink, parts = sink_of(folder, job, source), parts_of(folder)
     # A kill must never leave an output that this run does not know as its own: the permission is
     # written before the rename and removed after the record is written, and the chunks go last.
     allow_output(folder, sink)
@@ -213,6 +211,16 @@ def are_apart(ends: Sequence[list[Any] | None]) -> bool:
 def allow_output(folder: RunFolder, sink: SinkSpec) -> None:
     """Note that this run may write or replace the output, which `check_output` reads."""
     write_json(folder.publishing_json, {"output": str(sink.path.absolute())})
+
+
+def sink_of(folder: RunFolder, job: MapJob, source: Source) -> SinkSpec:
+    """The output of a run whose stages have been set up."""
+    sink = with_columns(folder, job.output)
+    if sink.format != "parquet":
+        return sink
+    # It has a schema, which keeps what the input's carries.
+    metadata = tuple(source.metadata().items())
+    return dataclasses.replace(sink, metadata=metadata, inputs=tuple(source.files))
 
 
 def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
@@ -103,7 +103,12 @@ class ParquetEncoder:
         self.schema = pa.schema(fields, _kept_metadata(metadata or {}, self._carried, fields))
         self.notes = tuple(notes)
 
-    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
+    def writes_as(self, other: ParquetEncoder) -> bool:
+        """Whether both write the same file of the same parts."""
+        is_one_schema = self.schema.equals(other.schema, check_metadata=True)
+        return is_one_schema and (self._carried, self._checked) == (other._carried, other._checked)
+
+    def write(self, parts: Iterable[Part], file: IO[bytes]) -> None:
         with (
             _plain_memory(),
             pq.ParquetWriter(file, self.schema, compression="zstd") as writer,
@@ -122,7 +127,7 @@ class ParquetEncoder:
         if self._again is not None:
             self._again.check_unchanged()
 
-    def _groups(self, parts: Sequence[Part]) -> Iterator[Any]:
+    def _groups(self, parts: Iterable[Part]) -> Iterator[Any]:
         """Row groups that end where their values say, in whatever batches the rows come: the file
         of a run that was interrupted has the same bytes as that of one that was not. So do the
         chunks in them, because pages end where chunks do.

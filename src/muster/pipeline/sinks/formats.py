@@ -140,7 +140,7 @@ class Encoder(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the columns."""
 
-    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
+    def write(self, parts: Iterable[Part], file: IO[bytes]) -> None:
         """Write a whole file of these parts. SetupError when one of them is damaged."""
 
 
@@ -157,7 +157,7 @@ class TextEncoder:
         self._columns = columns
         self.head = b"" if columns is None else as_csv([columns])
 
-    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
+    def write(self, parts: Iterable[Part], file: IO[bytes]) -> None:
         file.write(self.head)
         for part in parts:
             for block in self.encoded(part):

@@ -36,6 +36,8 @@ MARK_IN_JSON = orjson.dumps(MARK)
 RAW = "\x01raw"
 _RAW_START = b"{" + orjson.dumps(RAW) + b":"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+#: The text of a line, and the pieces of what is behind it: large ones are not copied to be joined.
+Line = tuple[bytes, ...]
 #: In what orjson says of an integer that it does not write.
 _LONG_INTEGER = "64-bit"
 
@@ -92,19 +94,19 @@ def num_behind(line: bytes) -> int:
     return int(number) if number.isdigit() else 0  # else it is damaged, which its sha256 shows
 
 
-def with_header(head: bytes, stream: bytes, line: bytes) -> bytes:
+def with_header(head: bytes, stream: bytes, line: Line) -> Line:
     """The line of a record with another field ``head``, and ``stream`` behind what it has there."""
-    num_own = num_behind(line)
-    text, own = line[: len(line) - num_own], line[len(line) - num_own :]
-    if num_own:
+    text, *own = line
+    if own:
         text = b"{" + text[text.index(b",") + 1 :]
     text = b"{" + head + (b"}\n" if text == b"{}\n" else b"," + text[1:])
-    return _with_bytes(text, [own, stream])
+    return _with_bytes(text, [*own, stream])
 
 
-def _with_bytes(text: bytes, pieces: Sequence[bytes]) -> bytes:
-    size = sum(map(len, pieces))
-    return b"".join((_RAW_START, b"%d," % size, text[1:], *pieces)) if size else text
+def _with_bytes(text: bytes, pieces: Sequence[bytes]) -> Line:
+    if size := sum(map(len, pieces)):
+        return (b"".join((_RAW_START, b"%d," % size, text[1:])), *pieces)
+    return (text,)
 
 
 def read_line(
@@ -145,7 +147,7 @@ class Marked:
                 return {MARK: name, "value": encode(value)}
         return as_plain(value)
 
-    def whole(self, line: bytes) -> bytes:
+    def whole(self, line: bytes) -> Line:
         """The line with what belongs behind it."""
         return _with_bytes(line, self._pieces)
 

@@ -15,10 +15,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from muster.base.atomic_files import disk_error, explain_os_error, replacing, sync_folder
 from muster.base.codec import write_json
@@ -32,15 +32,19 @@ from muster.pipeline.sinks.formats import (
     encoder_for,
     prepare_place,
 )
-from muster.pipeline.sinks.parts import Part, batches, blocks, by_shard, error_blocks
+from muster.pipeline.sinks.parts import Part, batches, by_shard, error_blocks
 from muster.pipeline.sources.columnar import Again
 from muster.pipeline.sources.source import DataFile
+
+if TYPE_CHECKING:
+    from muster.pipeline.sinks.parts_ahead import Ahead
 
 #: Hashes of ids that are read at once.
 _HASHES = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-#: What copying ahead leaves free for the workers and the ledger, at least.
-_RESERVE_BYTES = 1 << 30
+
+#: The bytes of an output, and notes for the summary.
+Written = tuple[int, tuple[str, ...]]
 
 
 def part_name(number: int, format: Format) -> str:
@@ -146,93 +150,6 @@ class Merged:
         )
 
 
-class Ahead:
-    """The first parts of a file of JSON lines, copied while the others are still being made.
-
-    They are in a temporary file beside the output, checked as `merge` checks them, and `merge` goes
-    on behind them. Nothing relies on that file: after a kill the merge begins anew from the parts,
-    and so it does after an error here or when the disk becomes short, which removes the file.
-    """
-
-    def __init__(self, spec: SinkSpec, shards: Sequence[int]) -> None:
-        """``shards``: the number of rows of each."""
-        self._spec, self._shards = spec, shards
-        self._path = spec.path.with_name(f".{spec.path.name}.{secrets.token_hex(4)}.tmp")
-        self._parts: list[Part] = []
-        self._num_bytes = 0
-        self._order = self._row = 0  # the shard of the next part, and its first row; -1: no more
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is a file, which `sweep` must not take for one that a kill has left."""
-        return bool(self._parts)
-
-    @staticmethod
-    def serves(spec: SinkSpec) -> bool:
-        """Whether the output is its parts one after the other, whatever is in them."""
-        return spec.format == "jsonl" and not spec.is_folder
-
-    def add(self, part: Part) -> bool:
-        """Copy a part if it follows those that are there. Raises what `merge` raises for it."""
-        if (part.order, part.start) != (self._order, self._row):
-            return False
-        with self._whole_or_gone():
-            if not self.has_begun:
-                prepare_place(self._spec)
-                sweep(self._spec.path)
-            self._check_room(part.num_bytes)
-            with self._path.open("ab") as file:
-                for block in blocks(part):
-                    file.write(block)
-        self._parts.append(part)
-        self._num_bytes += part.num_bytes
-        self._row = part.stop
-        while self._order < len(self._shards) and self._row == self._shards[self._order]:
-            self._order, self._row = self._order + 1, 0
-        return True
-
-    def sync(self) -> None:
-        """Have what is there on the disk, so that little is left to write at the end."""
-        if self.has_begun:
-            with self._whole_or_gone():
-                self._check_room(0)
-                with self._path.open("r+b") as file:
-                    os.fsync(file.fileno())
-
-    def _check_room(self, num_bytes: int) -> None:
-        """Raise ENOSPC where a copy of ``num_bytes`` would take what the others need."""
-        wanted = num_bytes + max(_RESERVE_BYTES, self._num_bytes)
-        if shutil.disk_usage(self._path.parent).free < wanted:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-
-    @contextmanager
-    def _whole_or_gone(self) -> Iterator[None]:
-        """After an error inside, whatever is in the file is not to be relied upon."""
-        try:
-            with explained(self._spec.path):
-                yield
-        except BaseException:
-            self.discard()
-            raise
-
-    def hand_over(self, temporary: Path, parts: Sequence[Part]) -> Sequence[Part]:
-        """Rename what is there to ``temporary``; returns the parts that are not in it."""
-        number = len(self._parts)
-        if self.has_begun and list(parts[:number]) == self._parts:
-            with suppress(FileNotFoundError):  # somebody has cleaned up
-                if self._path.stat().st_size == self._num_bytes:
-                    os.replace(self._path, temporary)
-                    return parts[number:]
-        self.discard()  # first of all: the merge may need its room
-        return parts
-
-    def discard(self) -> None:
-        """Remove what was not handed over, and copy nothing more."""
-        self._order, self._parts = -1, []
-        with suppress(OSError):  # `sweep` tries it again
-            self._path.unlink(missing_ok=True)
-
-
 def merge(
     parts: Sequence[Part], spec: SinkSpec, *, errors: Path, ahead: Ahead | None = None
 ) -> Merged:
@@ -255,8 +172,8 @@ def merge(
             if ahead is None or not ahead.has_begun:
                 sweep(spec.path)
             with replacing(spec.path) as temporary:
-                left = parts if ahead is None else ahead.hand_over(temporary, parts)
-                num_bytes, notes = _written(left, spec, temporary)
+                done = None if ahead is None else ahead.hand_over(temporary, parts, spec)
+                num_bytes, notes = done or _written(parts, spec, temporary)
                 _check_whole(parts, spec, num_bytes)
                 merge_errors(parts, errors)
     return Merged.of(parts, num_bytes, notes)
@@ -274,19 +191,14 @@ def _check_whole(parts: Sequence[Part], spec: SinkSpec, num_bytes: int) -> None:
         )
 
 
-def _written(parts: Sequence[Part], spec: SinkSpec, place: Path) -> tuple[int, tuple[str, ...]]:
+def _written(parts: Sequence[Part], spec: SinkSpec, place: Path) -> Written:
     if spec.format == "parquet":
         return apart(write_the_output, parts, spec, place)
     return write_the_output(parts, spec, place)
 
 
-def write_the_output(
-    parts: Sequence[Part], spec: SinkSpec, place: Path
-) -> tuple[int, tuple[str, ...]]:
-    """Write the parts to the file or into the folder ``place``, behind what is in the file.
-
-    Returns the bytes that are there now, and notes for the summary.
-    """
+def write_the_output(parts: Sequence[Part], spec: SinkSpec, place: Path) -> Written:
+    """Write the parts to the file or into the folder ``place``, behind what is in the file."""
     encoder = encoder_for(spec, parts)
     if spec.is_folder:
         return write_parts(by_shard(parts), encoder, place, spec.format), encoder.notes

@@ -142,32 +142,49 @@ class Seen:
         return None
 
 
+class Survey:
+    """The columns of the records of some parts, in the order in which they first appear.
+
+    Whether the parts are whole shows when they are written.
+    """
+
+    def __init__(self, declared: Iterable[str] = (), again: Again | None = None) -> None:
+        self.columns: dict[str, Seen] = {}
+        self.num_rows = 0
+        self._declared, self._again = frozenset(declared), again
+
+    def add(self, part: Part) -> None:
+        self.num_rows += part.num_rows
+        for batch in batches([part], self._again, is_look=True):
+            _note(batch, self.columns)
+
+    def apart(self) -> set[str]:
+        """Columns of Arrow data whose values count as any others: stages have changed them in some
+        records, or they are declared, or the files disagree.
+        """
+        carried = {name: seen for name, seen in self.columns.items() if seen.carried}
+        changed = {n for n, seen in carried.items() if seen.kinds or n in self._declared}
+        return changed | {n for n, s in carried.items() if len(s.carried) > 1 and not _join(s)}
+
+
 def survey(
     parts: Iterable[Part], declared: Iterable[str] = (), again: Again | None = None
 ) -> dict[str, Seen]:
-    """The columns of all records, in the order in which they first appear.
-
-    Of a column that stages have changed in some records, or that is ``declared``, or whose files
-    disagree, the values in the Arrow data count as any others. Whether the parts are whole shows
-    when they are written.
-    """
-    parts, found = list(parts), dict[str, Seen]()
-    for batch in batches(parts, again, is_look=True):
-        _note(batch, found)
-    apart = {
-        name for name, seen in found.items() if seen.carried and (seen.kinds or name in declared)
-    }
-    apart |= {name for name, seen in found.items() if len(seen.carried) > 1 and not _join(seen)}
-    if apart:
+    """The columns of all parts, which are read once more where that is needed for their types."""
+    parts, found = list(parts), Survey(declared, again)
+    for part in parts:
+        found.add(part)
+    columns = found.columns
+    if apart := found.apart():
         from muster.pipeline.arrow import json_like
 
         for batch in batches(parts, again, is_look=True):
             if batch.carried is not None:
                 for name in filter(batch.carried.has, apart):
-                    found[name].add(json_like(batch.carried.batch.column(name)))
+                    columns[name].add(json_like(batch.carried.batch.column(name)))
         for name in apart:
-            found[name].carried = []
-    return found
+            columns[name].carried = []
+    return columns
 
 
 def _join(seen: Seen) -> bool:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.sinks.formats import SinkSpec, files_of, read_output, spec_of
-from muster.pipeline.sinks.merge import Ahead, merge, sweep
+from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.parts import Part
 
 ROOT = str(Path(__file__).parents[4])
@@ -58,102 +55,6 @@ def test_jsonl_is_the_parts_one_after_the_other(
     assert (merged.num_rows, merged.num_bytes) == (len(flat(shards)), len(expected))
     assert list(read_output(jsonl(folder))) == flat(shards)
     assert names(folder) == {"parts", "out.jsonl"}
-
-
-@examples(40)
-@given(cuts, st.data())
-def test_parts_copied_ahead_give_the_same_file_in_whatever_order_they_become_ready(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]], data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("merge")
-    parts = parts_of(folder / "parts", shards)
-    ready = data.draw(st.permutations(parts))[: data.draw(st.integers(0, len(parts)))]
-    ahead = Ahead(jsonl(folder), [rows_of_shard(parts, order) for order in range(len(shards))])
-    seen: list[Part] = []
-    for one in ready:
-        seen = sorted([*seen, one])
-        for found in seen:  # as a look at the ledger gives them
-            ahead.add(found)
-    assert not (folder / "out.jsonl").exists()
-    if not ahead.has_begun:
-        (folder / ".out.jsonl.12345678.tmp").write_text("half")  # what a kill has left
-    merged = merge(parts, jsonl(folder), errors=folder / "errors.jsonl", ahead=ahead)
-    ahead.discard()
-    assert (folder / "out.jsonl").read_bytes() == lines(flat(shards))
-    assert merged.num_bytes == len(lines(flat(shards)))
-    assert names(folder) == {"parts", "out.jsonl"}
-
-
-def rows_of_shard(parts: list[Part], order: int) -> int:
-    return max(one.stop for one in parts if one.order == order)
-
-
-@pytest.mark.parametrize("what", ["torn", "gone", "of other chunks"])
-def test_what_was_copied_ahead_counts_only_when_it_is_whole(tmp_path: Path, what: str) -> None:
-    parts = parts_of(tmp_path / "parts", [[[{"a": n}] * 3] for n in range(4)])
-    ahead = Ahead(jsonl(tmp_path), [3] * 4)
-    for one in parts[:2]:
-        assert ahead.add(one)
-    assert not ahead.add(parts[3])  # not its turn
-    [copied] = [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
-    if what == "torn":
-        os.truncate(copied, 10)
-    elif what == "gone":
-        copied.unlink()
-    else:
-        parts[1] = part(tmp_path / "parts", 1, 0, [{"b": 1}] * 3)
-    merge(parts, jsonl(tmp_path), errors=tmp_path / "errors.jsonl", ahead=ahead)
-    ahead.discard()
-    expected = b"".join(one.rows.read_bytes() for one in parts)
-    assert (tmp_path / "out.jsonl").read_bytes() == expected
-    assert names(tmp_path) == {"parts", "out.jsonl"}
-
-
-@pytest.mark.parametrize("what", ["short disk", "later short disk", "damaged chunk", "fsync"])
-def test_copying_ahead_that_fails_leaves_no_file_and_the_merge_makes_it_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    parts = parts_of(tmp_path / "parts", [[[{"a": n}] * 3] for n in range(4)])
-    ahead = Ahead(jsonl(tmp_path), [3] * 4)
-    assert ahead.add(parts[0])
-    whole = parts[1].rows.read_bytes()
-    with monkeypatch.context() as patch, pytest.raises(SetupError):
-        if "short disk" in what:
-            usage = shutil.disk_usage(tmp_path)._replace(free=(1 << 30) - 1)
-            patch.setattr(shutil, "disk_usage", lambda path: usage)
-        elif what == "fsync":
-            patch.setattr(os, "fsync", failing)
-        else:
-            parts[1].rows.write_bytes(b"x" + whole[1:])
-        if what in ("fsync", "later short disk"):
-            ahead.sync()
-        ahead.add(parts[1])
-    parts[1].rows.write_bytes(whole)
-    assert names(tmp_path) == {"parts"}
-    assert not any(map(ahead.add, parts))
-    merge(parts, jsonl(tmp_path), errors=tmp_path / "errors.jsonl", ahead=ahead)
-    expected = b"".join(one.rows.read_bytes() for one in parts)
-    assert (tmp_path / "out.jsonl").read_bytes() == expected
-    assert names(tmp_path) == {"parts", "out.jsonl"}
-
-
-def failing(handle: int) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def test_a_file_that_another_map_has_swept_is_not_published(tmp_path: Path) -> None:
-    class Swept(Ahead):
-        def hand_over(self, temporary: Path, parts: Sequence[Part]) -> Sequence[Part]:
-            left = super().hand_over(temporary, parts)
-            sweep(tmp_path / "out.jsonl")
-            return left
-
-    parts = parts_of(tmp_path / "parts", [[[{"a": n}] * 3] for n in range(4)])
-    ahead = Swept(jsonl(tmp_path), [3] * 4)
-    assert ahead.add(parts[0])
-    with pytest.raises(SetupError, match="bytes were written where"):
-        merge(parts, jsonl(tmp_path), errors=tmp_path / "errors.jsonl", ahead=ahead)
-    assert names(tmp_path) == {"parts"}
 
 
 @examples(30)

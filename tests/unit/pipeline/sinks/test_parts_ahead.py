@@ -1,0 +1,315 @@
+"""Parts that are written while others are made: the same file, or none and a merge of all."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
+from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
+
+from muster.base.errors import MusterError, SetupError, UsageError
+from muster.pipeline.sinks.formats import SinkSpec, spec_of
+from muster.pipeline.sinks.merge import merge, sweep, write_the_output
+from muster.pipeline.sinks.parts import Part
+from muster.pipeline.sinks.parts_ahead import Ahead, ahead_of, serves, write_as_they_come
+
+
+def jsonl(folder: Path) -> SinkSpec:
+    return spec_of(str(folder / "out.jsonl"))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_only_files_whose_parts_follow_each_other_are_written_ahead() -> None:
+    outputs = ("o.jsonl", "o.parquet", "o.csv", "o/")
+    assert [serves(spec_of(name)) for name in outputs] == [True, True, False, False]
+
+
+# ---------------------------------------------------------------------- JSON lines
+
+
+@examples(40)
+@given(cuts, st.data())
+def test_parts_copied_ahead_give_the_same_file_in_whatever_order_they_become_ready(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("merge")
+    parts = parts_of(folder / "parts", shards)
+    ready = data.draw(st.permutations(parts))[: data.draw(st.integers(0, len(parts)))]
+    ahead = Ahead(jsonl(folder), [rows_of_shard(parts, order) for order in range(len(shards))])
+    seen: list[Part] = []
+    for one in ready:
+        seen = sorted([*seen, one])
+        for found in seen:  # as a look at the ledger gives them
+            ahead.add(found)
+    assert not (folder / "out.jsonl").exists()
+    if not ahead.has_begun:
+        (folder / ".out.jsonl.12345678.tmp").write_text("half")  # what a kill has left
+    merged = merge(parts, jsonl(folder), errors=folder / "errors.jsonl", ahead=ahead)
+    ahead.discard()
+    assert (folder / "out.jsonl").read_bytes() == lines(flat(shards))
+    assert merged.num_bytes == len(lines(flat(shards)))
+    assert names(folder) == {"parts", "out.jsonl"}
+
+
+def rows_of_shard(parts: list[Part], order: int) -> int:
+    return max(one.stop for one in parts if one.order == order)
+
+
+def test_a_file_that_another_map_has_swept_is_not_published(tmp_path: Path) -> None:
+    class Swept(Ahead):
+        def _is_moved(self, temporary: Path, size: int) -> bool:
+            is_moved = super()._is_moved(temporary, size)
+            sweep(tmp_path / "out.jsonl")
+            return is_moved
+
+    parts = parts_of(tmp_path / "parts", [[[{"a": n}] * 3] for n in range(4)])
+    ahead = Swept(jsonl(tmp_path), [3] * 4)
+    assert ahead.add(parts[0])
+    with pytest.raises(SetupError, match="bytes were written where"):
+        merge(parts, jsonl(tmp_path), errors=tmp_path / "errors.jsonl", ahead=ahead)
+    assert names(tmp_path) == {"parts"}
+
+
+# ---------------------------------------------------------------------- both
+
+
+@pytest.fixture(params=["out.jsonl", "out.parquet"])
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> SinkSpec:
+    return spec_of(str(tmp_path / request.param))
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> list[Part]:
+    return parts_of(tmp_path / "parts", [[[{"a": n}] * 3] for n in range(4)])
+
+
+def merged_alone(parts: list[Part], spec: SinkSpec) -> bytes:
+    """The output as it is without anything written ahead."""
+    merge(parts, spec, errors=spec.path.parent / "errors.jsonl")
+    data = spec.path.read_bytes()
+    spec.path.unlink()
+    return data
+
+
+def file_of(spec: SinkSpec) -> Path:
+    """What is written ahead."""
+    [path] = spec.path.parent.glob(f".{spec.path.name}.*.tmp")
+    return path
+
+
+def process_at(spec: SinkSpec) -> psutil.Process:
+    """The process that has the file open."""
+    for _ in range(1200):
+        for child in psutil.Process().children():
+            if str(file_of(spec)) in [file.path for file in child.open_files()]:
+                return child
+        time.sleep(0.05)
+    raise AssertionError("nobody writes")
+
+
+def is_busy() -> bool:
+    """Whether a process of ours still runs."""
+    return bool(psutil.Process().children())
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 3, 4])
+def test_a_part_of_it_or_all_may_be_written_ahead(
+    spec: SinkSpec, four: list[Part], num_ahead: int
+) -> None:
+    expected = merged_alone(four, spec)
+    ahead = ahead_of(spec, [3] * 4)
+    assert all(map(ahead.add, four[:num_ahead]))
+    assert not any(map(ahead.add, four[:num_ahead]))  # they are there
+    assert not spec.path.exists()
+    merged = merge(four, spec, errors=spec.path.parent / "errors.jsonl", ahead=ahead)
+    ahead.discard()
+    assert spec.path.read_bytes() == expected
+    assert (merged.num_rows, merged.num_bytes) == (12, len(expected))
+    assert names(spec.path.parent) == {"parts", spec.path.name}
+    assert not is_busy()
+
+
+@pytest.mark.parametrize("what", ["torn", "gone", "of other chunks", "of another schema"])
+def test_what_was_written_ahead_counts_only_when_it_is_whole(
+    tmp_path: Path, spec: SinkSpec, four: list[Part], what: str
+) -> None:
+    ahead = ahead_of(spec, [3] * 4)
+    for one in four[:2]:
+        assert ahead.add(one)
+    assert not ahead.add(four[3])  # not its turn
+    wanted = spec
+    copied = file_of(spec)
+    if what == "torn":
+        os.truncate(copied, 10)  # Parquet is written over it
+    elif what == "gone":
+        copied.unlink()
+    elif what == "of other chunks":
+        four[1] = part(tmp_path / "parts", 1, 0, [{"b": 1}] * 3)
+    else:
+        wanted = SinkSpec(path=spec.path, format=spec.format, columns=(("a", "float32"),))
+    merge(four, wanted, errors=tmp_path / "errors.jsonl", ahead=ahead)
+    ahead.discard()
+    found = spec.path.read_bytes()
+    spec.path.unlink()
+    assert found == merged_alone(four, wanted)
+    assert names(tmp_path) == {"parts"}
+
+
+@pytest.mark.parametrize("what", ["short disk", "later short disk", "fsync"])
+def test_a_failure_ahead_leaves_no_file_and_the_merge_makes_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: SinkSpec, four: list[Part], what: str
+) -> None:
+    ahead = ahead_of(spec, [3] * 4)
+    assert ahead.add(four[0])
+    with monkeypatch.context() as patch, pytest.raises(SetupError):
+        if "short disk" in what:
+            usage = shutil.disk_usage(tmp_path)._replace(free=(1 << 30) - 1)
+            patch.setattr(shutil, "disk_usage", lambda path: usage)
+        else:
+            patch.setattr(os, "fsync", failing)
+        if what != "short disk":
+            ahead.sync()
+        ahead.add(four[1])
+    assert names(tmp_path) == {"parts"}
+    assert not is_busy()
+    assert not any(map(ahead.add, four))
+    merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
+    found = spec.path.read_bytes()
+    spec.path.unlink()
+    assert found == merged_alone(four, spec)
+
+
+def failing(handle: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_chunk_that_is_damaged_while_it_is_written_ahead_is_read_again(
+    tmp_path: Path, spec: SinkSpec, four: list[Part]
+) -> None:
+    ahead = ahead_of(spec, [3] * 4)
+    whole = four[0].rows.read_bytes()
+    four[0].rows.write_bytes(b'{"a":7}\n' + whole[8:])
+    with pytest.raises(SetupError, match="is damaged"):  # of Parquet the process finds it
+        ahead.add(four[0])
+        merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
+    assert names(tmp_path) == {"parts"}
+    four[0].rows.write_bytes(whole)
+    merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
+    ahead.discard()
+    assert merged_alone(four, spec)
+
+
+# ---------------------------------------------------------------------- Parquet
+
+
+@pytest.mark.parametrize("when", ["before it is told", "while it waits"])
+def test_a_process_that_is_killed_costs_no_more_than_its_work(
+    tmp_path: Path, four: list[Part], when: str
+) -> None:
+    spec = spec_of(str(tmp_path / "out.parquet"))
+    ahead = ahead_of(spec, [3] * 4)
+    if when == "while it waits":
+        assert ahead.add(four[0])
+        process_at(spec).kill()
+    else:
+        [process] = psutil.Process().children()
+        process.kill()
+        ahead.add(four[0])
+    merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
+    ahead.discard()
+    assert pq.read_table(spec.path).to_pydict() == {"a": [n // 3 for n in range(12)]}
+    assert names(tmp_path) == {"parts", "out.parquet"}
+
+
+def test_what_is_discarded_leaves_neither_a_process_nor_a_file(
+    tmp_path: Path, four: list[Part]
+) -> None:
+    spec = spec_of(str(tmp_path / "out.parquet"))
+    ahead = ahead_of(spec, [3] * 4)
+    assert ahead.add(four[0])
+    process_at(spec)
+    ahead.discard()
+    assert not is_busy()
+    assert names(tmp_path) == {"parts"}
+
+
+@examples(60)
+@given(cuts)
+def test_parquet_of_parts_as_they_come_is_that_of_all_parts(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]]
+) -> None:
+    folder = tmp_path_factory.mktemp("ahead")
+    spec = spec_of(str(folder / "out.parquet"))
+    parts = parts_of(folder / "parts", shards)
+    try:
+        expected = write_the_output(parts, spec, folder / "merged")
+    except MusterError as error:  # there is no column
+        with pytest.raises(type(error)):
+            write_as_they_come(iter(parts), spec, folder / "ahead")
+        return
+    assert write_as_they_come(iter(parts), spec, folder / "ahead") == expected
+    assert (folder / "ahead").read_bytes() == (folder / "merged").read_bytes()
+
+
+LATE: dict[str, list[Rows]] = {
+    "null, then numbers": [[{"a": None}], [{"a": 1}], [{"a": 2}]],
+    "whole numbers, then others": [[{"a": 1}], [{"a": 2}], [{"a": 3}], [{"a": 4}], [{"a": 0.5}]],
+    "whole floats at the end": [[{"a": 1}], [{"a": 2}], [{"a": 3.0}]],
+    "numbers, then texts": [[{"a": 1}], [{"a": 2}], [{"a": 3}], [{"a": "x"}], [{"a": 5}]],
+    "another column": [[{"a": 1}], [{"a": 2}], [{"a": 3, "b": [1]}]],
+    "another field": [[{"a": {"x": 1}}], [{"a": {"x": 1}}], [{"a": {"y": 1.5}}]],
+    "nothing at first": [[], [], [{"a": 1}]],
+    "nothing at the end": [[{"a": 1}], []],
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_what_comes_late_changes_the_types_of_all(tmp_path: Path, what: str) -> None:
+    spec, parts = spec_of(str(tmp_path / "out.parquet")), parts_of(tmp_path / "parts", [LATE[what]])
+    expected = write_the_output(parts, spec, tmp_path / "merged")
+    assert write_as_they_come(iter(parts), spec, tmp_path / "ahead") == expected
+    assert (tmp_path / "ahead").read_bytes() == (tmp_path / "merged").read_bytes()
+
+
+def test_a_part_is_written_before_the_next_one_is_there(tmp_path: Path) -> None:
+    rows: Rows = [{"text": os.urandom(500_000).hex()} for _ in range(12)]  # more than a row group
+    first, second = parts_of(tmp_path / "parts", [[rows], [rows]])
+    spec = spec_of(str(tmp_path / "out.parquet"))
+
+    def coming() -> Iterator[Part]:
+        yield first
+        patience_s = time.monotonic() + 60
+        while spec.path.stat().st_size < 1_000_000:
+            assert time.monotonic() < patience_s
+            time.sleep(0.01)
+        yield second
+
+    assert write_as_they_come(coming(), spec, spec.path) is not None
+    assert pq.read_metadata(spec.path).num_rows == 24
+
+
+def test_a_value_that_does_not_fit_its_declared_column_is_not_written(tmp_path: Path) -> None:
+    spec = SinkSpec(path=tmp_path / "o.parquet", format="parquet", columns=(("a", "int8"),))
+    parts = parts_of(tmp_path / "parts", [[[{"a": 1}], [{"a": 300}]]])
+    with pytest.raises(UsageError, match="declared as int8"):
+        write_as_they_come(iter(parts), spec, tmp_path / "ahead")
+
+
+def test_of_no_part_nothing_is_written(tmp_path: Path) -> None:
+    spec = spec_of(str(tmp_path / "out.parquet"))
+    assert write_as_they_come(itertools.chain(), spec, tmp_path / "ahead") is None
+    assert names(tmp_path) == set()
