@@ -138,6 +138,34 @@ dist.barrier()
     assert "bad label 7" in log.read_text() and "muster/gang" not in log.read_text()
 
 
+SLOW_TO_LEAVE = (
+    PLAIN
+    + """
+import atexit
+everybody("here")
+if rank == 1:
+    atexit.register(time.sleep, 60)
+    raise ValueError("no such file")
+while not list(here.glob("run/logs/rank-1.error.json")):
+    time.sleep(0.01)
+raise RuntimeError("Connection closed by peer")
+"""
+)
+
+
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_a_rank_that_was_leaving_when_the_others_noticed_is_the_culprit(
+    start: str, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    """To free what it holds may take longer than the others need to fail because of it."""
+    write(tmp_path, SLOW_TO_LEAVE)
+    flags = ["--devices", "cpu:2", "--run-dir", "run", "--start", start, "--max-restarts", "0"]
+    done = muster_cli("run", *flags, "train.py")
+    assert done.returncode == 1
+    assert "rank 1 of 2 failed: ValueError: no such file" in done.stderr, done.stderr
+    assert "rank 0 ended because of it (connection closed by peer)" in done.stderr
+
+
 def test_an_exit_code_and_a_killed_rank_are_told(tmp_path: Path, muster_cli: MusterCli) -> None:
     write(tmp_path, PLAIN + "everybody('up')\nprint('last words')\nif rank: sys.exit(3)")
     done = muster_cli("run", "--devices", "cpu:2", "train.py")

@@ -82,15 +82,17 @@ class Case:
         self.folder = folder
         self.run = folder / "run"
         self.errors = folder / "stderr.txt"
-        for name in ("phases.py", "phases_training.py"):
+        for name in ("phases.py", "phases_training.py", "phases_fit.py"):
             (folder / name).write_text(read_program(name))
         lines = [json.dumps({"x": i}) + "\n" for i in range(6)]
         (folder / "in.jsonl").write_text("".join(lines))
 
     def start(self, words: str) -> subprocess.Popen[bytes]:
+        first, *rest = words.split()
+        program = [first] if first.endswith(".py") else ["-m", "muster", first]
         with self.errors.open("ab") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "muster", *words.split()],
+                [sys.executable, *program, *rest],
                 cwd=self.folder,
                 env={**os.environ, "PHASES": str(self.folder)},
                 stdin=subprocess.DEVNULL,
@@ -121,6 +123,14 @@ class Case:
 
     def go(self, phase: str) -> None:
         (self.folder / f"go-{phase}").touch()
+
+    def check_done(self, muster_main: MusterMain) -> None:
+        """Nothing says that it was ended: the request came when there was nothing left to do."""
+        events = map(json.loads, (self.run / "events.jsonl").read_text().splitlines())
+        assert [event.get("stopped_by") for event in events if event["event"] == "end"] == [None]
+        assert "It was ended by" not in muster_main("why", "run", folder=self.folder).stdout
+        said = muster_main("status", "run", folder=self.folder).stdout
+        assert said.startswith("run: done\n")
 
     def interrupted_before(self, *, first: int) -> None:
         """A sweep with some tasks ended and the others open; a negative first one has failed."""
@@ -178,6 +188,9 @@ def check(case: Case, muster_main: MusterMain, command: str, phase: str, number:
         name = shown_request(signal.Signals(number).name)
         told = muster_main("why", "run", folder=case.folder).stdout
         assert f"It was ended by {name}." in told
+    if command in ("train", "agent") and phase == FINISHING:
+        assert ": done after" in case.errors.read_text()
+        case.check_done(muster_main)
     if command in ("train", "agent") and code == 75:
         word = "; start it again to go on" if has_saved else "stopped before its first save"
         assert word in case.errors.read_text()
@@ -216,3 +229,66 @@ def test_what_was_cancelled_goes_on_with_resume(
         process.kill()
     assert f"resume     from step {max(saved)}" in case.errors.read_text()
     assert muster_main("status", "run").stdout.startswith("run: done\n")
+
+
+#: A program that calls `muster.fit`, in its own process and on ranks, and commands like it.
+FIT, FIT_ON_RANKS = "phases_fit.py cpu", "phases_fit.py cpu:2"
+CANCEL = "cancel"
+ASKED = [
+    *((FIT, by) for by in (CANCEL, "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")),
+    *((FIT_ON_RANKS, by) for by in (CANCEL, "SIGTERM", "SIGUSR1")),
+    *((COMMANDS[name], "SIGUSR1") for name in ("train", "agent")),
+]
+
+
+@pytest.mark.parametrize(("words", "by"), ASKED)
+def test_status_and_why_say_who_has_asked_a_training_to_end(
+    words: str, by: str, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    """The same of a call as of the command."""
+    case = Case(tmp_path)
+    process = case.start(words)
+    try:
+        case.until(process, lambda: case.has_reached(MIDDLE))
+        assert process.poll() is None, case.errors.read_text()
+        if by == CANCEL:
+            assert "asked" in muster_main("cancel", "run").stdout
+        else:
+            process.send_signal(signal.Signals[by])
+        if words != FIT:  # which gets it itself
+            case.until(process, (tmp_path / "asked").exists)
+        for name in (MIDDLE, FINISHING):
+            case.go(name)
+        code = process.wait(300)
+    finally:
+        process.kill()
+    said = case.errors.read_text()
+    assert code == (130 if by in (CANCEL, "SIGINT") else 75), said
+    if words in (FIT, FIT_ON_RANKS):
+        assert f"exit code {code} no results" in said
+    state = muster_main("status", "run").stdout.splitlines()[0]
+    assert state == f"run: {'saved' if code == 75 else 'stopped'}"
+    assert f"It was ended by {shown_request(by)}." in muster_main("why", "run").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [FIT, *(pytest.param(each, marks=pytest.mark.slow) for each in (FIT_ON_RANKS,))],
+)
+def test_a_call_that_was_asked_when_all_was_done_is_done(
+    words: str, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    case = Case(tmp_path)
+    case.go(MIDDLE)
+    process = case.start(words)
+    try:
+        case.until(process, lambda: case.has_reached(FINISHING))
+        process.send_signal(signal.SIGTERM)
+        if words != FIT:
+            case.until(process, case.has_been_heard)
+        case.go(FINISHING)
+        assert process.wait(300) == 0, case.errors.read_text()
+    finally:
+        process.kill()
+    assert "exit code 0 results" in case.errors.read_text()
+    case.check_done(muster_main)

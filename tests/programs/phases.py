@@ -16,13 +16,14 @@ def reach(phase):
 
 def tell_of_request():
     """Say in a file when this rank is asked to end: its launcher says so some time before."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1)}
 
     def tell(number, frame):
-        before(number, frame)
+        before[number](number, frame)
         (HERE / "asked").touch()
 
-    signal.signal(signal.SIGTERM, tell)
+    for one in before:
+        signal.signal(one, tell)
 
 
 def finish():

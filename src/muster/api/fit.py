@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -25,15 +26,16 @@ from muster.api.start.earlier_work import move_aside
 from muster.api.start.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
-from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
+from muster.base.errors import EXIT_OK, MusterError, UsageError
 from muster.base.metric_log import in_task
+from muster.base.signals import stop_code
 from muster.base.target import ref_of, refuse_while_imported
 from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.run.session import open_run
 from muster.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from muster.rank.life import Results, Trainable
+    from muster.rank.life import Results, StopFlag, Trainable
     from muster.train.task import Task
 
 #: What `fit` takes for its ranks, beside the settings of the training.
@@ -66,8 +68,9 @@ def fit(
             and ``KeptOptions`` (``restart=True``), or ``hosts="a,b:0-3"``.
 
     Returns:
-        The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
-        taken as one of its ranks.
+        The folder and the results; none where it was asked to end, and has saved: then the exit
+        code is 75, or 130 after Ctrl-C and `muster cancel`. Inside a launcher (torchrun,
+        ``muster run``) this process is taken as one of its ranks.
 
     Raises:
         UsageError, TargetError: the call or the task is wrong. PlanMismatchError: the folder holds
@@ -130,7 +133,7 @@ def train_here(
             "again and again: each time the training would begin anew.",
             hint="choose another --run-dir, or move the old one aside first.",
         )
-    from muster.rank.life import live
+    from muster.rank.life import StopFlag, live
 
     what: Trainable = import_module(ENTRIES[type(job.config)]).TRAINABLE
     if task is None:
@@ -141,23 +144,28 @@ def train_here(
         code=job.code, allow_changed_code=options.allow_changed_code, slot=slot,
     )  # fmt: skip
     if topology is not None and topology.rank > 0:
-        return Trained(folder=folder, exit_code=_code(train()), ending=None, results=None)
+        stop = StopFlag()
+        code = _code(train(stop=stop), stop)
+        return Trained(folder=folder, exit_code=code, ending=None, results=None)
     if options.restart:
         move_aside(folder, job.kind, say)
     renew = job.work().renewal(GangOptions(), ())
     with open_run(folder, renew, node=0) as session:
         num_ranks = 1 if topology is None else topology.world_size
         session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])
+        stop = StopFlag(session.is_cancelled, is_callers=topology is None)
         with tracking(folder, options.log_to, say):
-            results = train(is_cancelled=session.is_cancelled)
-            session.end(exit_code=_code(results))
+            results = train(stop=stop)
+            by = {"stopped_by": stop.name} if results is None else {}
+            session.end(exit_code=_code(results, stop), **by)
     tell_task(results)
-    return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
+    code = _code(results, stop)
+    return Trained(folder=folder, exit_code=code, ending=None, results=results)
 
 
-def _code(results: Results | None) -> int:
+def _code(results: Results | None, stop: StopFlag) -> int:
     """A training that was asked to stop has no results and must not be taken for a finished one."""
-    return EXIT_OK if results is not None else EXIT_REQUEUE
+    return EXIT_OK if results is not None else stop_code(getattr(signal, stop.name, 0))
 
 
 def _task_of(task: Any) -> tuple[Any, Any]:

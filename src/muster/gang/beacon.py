@@ -78,7 +78,8 @@ _GPU_WAITS = {
 class Beacon:
     """Where a rank's program is, as it says itself; -1 and empty texts where it does not say.
 
-    ``phase``: setup, data, compiling, forward, backward, optimizer, evaluation, checkpoint, finish;
+    ``phase``: setup, data, compiling, forward, backward, optimizer, evaluation, checkpoint, finish,
+    ending (after an error);
     ``collective``: the name of the one that is waited for, "" outside; ``own_done`` returns what
     ``Heartbeat.own_done`` holds.
     """

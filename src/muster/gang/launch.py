@@ -10,6 +10,7 @@ at the end, and a reaper does that for a launcher that is killed with -9.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -74,9 +75,9 @@ class GangEnding:
     """How a gang ended. ``report``: at most ten lines, none when all is well.
 
     ``stopped_by``: the name of the signal that ended it, "cancel" for `muster cancel`, "" for
-    none; ``stall``: what the watchdog
-    said; ``is_moving``: it has saved only to go on on other devices; ``word``: what a rank has left
-    behind about how it ended; ``ends``: how each rank of this node ended, where one failed.
+    none or one that came too late; ``stall``: what the watchdog said; ``is_moving``: it has saved
+    only to go on on other devices; ``word``: what a rank has left behind about how it ended;
+    ``ends``: how each rank of this node ended, where one failed.
     """
 
     exit_code: int
@@ -87,6 +88,11 @@ class GangEnding:
     is_moving: bool = False
     word: Mapping[str, Any] = field(default_factory=dict)
     ends: tuple[RankEnd, ...] = ()
+
+    def without_late_request(self) -> GangEnding:
+        """The same, but for a request that came when all was done and has ended nothing."""
+        is_late = self.exit_code == EXIT_OK and self.word.get("ending") == "finished"
+        return dataclasses.replace(self, stopped_by="") if is_late else self
 
 
 def launch_gang(handle: SupervisorHandle | None, spec: GangSpec, watcher: Watcher) -> GangEnding:
@@ -248,11 +254,11 @@ class _Launch:
                 processes.send_signal(process.pid, number)
             elif not self._stopped_by:
                 name = "muster cancel" if self._is_cancelled else signal.Signals(number).name
+                self._stop(number)  # first: to say it may take long
                 self._watcher.say(
                     f"{name}: the ranks are asked to end and killed after "
                     f"{self._spec.grace_s:.0f} s; again to kill them now"
                 )
-                self._stop(number)
             else:
                 self._kill_at_s = 0.0
                 if number == signal.SIGINT:
@@ -345,18 +351,20 @@ class _Launch:
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
             report_lines = report_lines or self._stall_report()
+        by = stopped_by(self._stopped_by, is_cancelled=self._is_cancelled)
         if code == EXIT_OK and not self._stopped_by and word.get("ending") == "requeue":
-            code = EXIT_REQUEUE
-        return GangEnding(
+            code, by = EXIT_REQUEUE, WARNING if self._is_warned else ""
+        ending = GangEnding(
             exit_code=code,
             report=report_lines,
             restarts=self._restarts,
-            stopped_by=stopped_by(self._stopped_by, is_cancelled=self._is_cancelled),
+            stopped_by=by,
             stall=self._stall,
             is_moving=self._is_moving and code == EXIT_REQUEUE,
             word=word,
             ends=self._ends,
         )
+        return ending.without_late_request()
 
     def _code_of_stop(self, recorded: object) -> int:
         """The exit code of a stopped gang: 75 if the same command goes on from where it stopped.

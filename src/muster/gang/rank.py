@@ -16,6 +16,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import zipfile
@@ -33,6 +34,8 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
+#: Seconds that a rank may take to leave, as long as others that are told to end because of it.
+_LEAVING_S = 5.0
 #: Kept, because the interpreter empties a module that nothing refers to.
 _REPLACED_MAIN: list[ModuleType] = []
 
@@ -69,12 +72,27 @@ def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
             _run_module(program, args)
         else:
             _run_script(program, args)
-    except SystemExit:
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            _leave_soon(end.code, kind, topology)
         raise
     except BaseException as error:
         _give_account(error, folder, topology)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _leave_soon(code, kind, topology)
+        return code
     return 0
+
+
+def _leave_soon(code: int, kind: str, topology: Topology) -> None:
+    """Have a training that has failed end also where a thread of the task goes on: the other ranks
+    wait for this one, and cannot see that it has ended.
+    """
+    if kind != "entry" or topology.world_size == 1:
+        return
+    timer = threading.Timer(_LEAVING_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _watch_over(folder: RunFolder, topology: Topology) -> None:

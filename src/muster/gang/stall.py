@@ -76,6 +76,7 @@ _PLACES = {
     "evaluation": "in the evaluation",
     "setup": "setting up",
     "finish": "summing up",
+    "ending": "ending after an error",
     "": "in an unknown place",
 }
 

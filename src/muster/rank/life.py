@@ -24,7 +24,7 @@ from muster.base.code import Code
 from muster.base.codec import decode, write_json
 from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
-from muster.base.signals import ENDING, WARNING, handled
+from muster.base.signals import CANCEL, ENDING, WARNING, handled
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.rank.process_group import Gang, joined
@@ -153,18 +153,16 @@ def live(
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
     slot: SlotKind | None = None,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    stop: StopFlag | None = None,
     code: Code | None = None,
     allow_changed_code: bool = False,
 ) -> Results | None:
     """Train ``task`` in this process as one rank; None when it was asked to stop.
 
-    ``slot``: see ``joined``.
+    ``slot``: see ``joined``; ``stop``: knows afterwards who has asked, on whatever rank.
     """
-    with (
-        joined(topology, num_devices=num_devices, slot=slot) as gang,
-        StopFlag(is_cancelled) as stop,
-    ):
+    stop = stop or StopFlag()
+    with joined(topology, num_devices=num_devices, slot=slot) as gang, stop:
         say = say if gang.is_first else _silent
         BEACON.phase = "setup"
         if gang.is_first:  # an earlier start has written it
@@ -181,6 +179,9 @@ def live(
         try:
             with memory_explained(trainer.explain):
                 ending = _train(trainer, stop, interval)
+        except BaseException:
+            BEACON.phase, BEACON.collective = "ending", ""  # it waits for nobody any more
+            raise
         finally:
             trainer.close()
         if ending.kind == "requeue":
@@ -220,8 +221,9 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
             trainer.save(is_best=is_best)
             interval.done()
         if decision.stop:
+            stop.name = next(filter(None, trainer.gang.council.gather(stop.name)), "")
             trainer.state.wait()
-            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+            return Ending("requeue", f"asked to stop ({stop.word})")
     BEACON.phase = "checkpoint"
     trainer.save(is_best=False, at_end=True)
     trainer.state.wait()
@@ -307,13 +309,18 @@ _ECHO_S = 3.0
 class StopFlag:
     """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step.
 
-    So does ``is_cancelled``, which is asked at every step.
+    So does ``is_cancelled``, which is asked at every step. A second signal ends the process at
+    once; in one of the caller's own (``is_callers``) a second Ctrl-C is KeyboardInterrupt.
+    ``name``: what has asked first, a signal or `CANCEL`; "" before.
     """
 
-    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, is_cancelled: Callable[[], bool] = lambda: False, *, is_callers: bool = False
+    ) -> None:
         self.name = ""
         self._is_set = False
         self._is_cancelled = is_cancelled
+        self._is_callers = is_callers
         self._ending_since_s: float | None = None
         self._context = ExitStack()
 
@@ -329,8 +336,13 @@ class StopFlag:
     @property
     def is_set(self) -> bool:
         if not self._is_set and self._is_cancelled():
-            self._is_set, self.name, self._ending_since_s = True, "muster cancel", 0.0
+            self._is_set, self.name, self._ending_since_s = True, CANCEL, 0.0
         return self._is_set
+
+    @property
+    def word(self) -> str:
+        """What has asked, for people."""
+        return "muster cancel" if self.name == CANCEL else self.name
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # USR1 only warns: it is neither the first of two nor the second, which ends a rank at once.
@@ -339,6 +351,8 @@ class StopFlag:
             if self._ending_since_s is None:
                 self._ending_since_s = now_s
             elif now_s - self._ending_since_s > _ECHO_S:
+                if self._is_callers and number == signal.SIGINT:
+                    raise KeyboardInterrupt
                 os._exit(128 + number)
         if not self._is_set:
             self._is_set, self.name = True, signal.Signals(number).name

@@ -32,6 +32,11 @@ _NO_BUFFERS: dict[str, Any] = (
     else {"broadcast_buffers": False}
 )
 
+#: Where unused parameters are searched for.
+_OF_OUTPUT = (
+    "the loss has to follow from all that the model gives: torch looks there for what is unused."
+)
+
 
 def may_fuse(parameters: Iterable[Tensor]) -> bool:
     """Whether torch's fused optimizers, one pass over all parameters, are right for these.
@@ -261,7 +266,7 @@ class DistributedReplica(Replica):
             f"The loss of a step did not use {which}"
             f"{f' and {len(unused) - 3} more' if len(unused) > 3 else ''}: the gradients of all "
             "ranks cannot be added up.",
-            hint=hint,
+            hint=_OF_OUTPUT if self._has_unused else hint,
         )
 
     def communication_started_s(self) -> float | None:

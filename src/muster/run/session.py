@@ -31,6 +31,7 @@ from muster.base.errors import (
 from muster.base.journal import Journal
 from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
+from muster.base.signals import Interrupted
 from muster.run.folder import RunFolder
 from muster.run.record import FolderId, RunRecord, own_id, read_run, write_run
 from muster.run.requests import Ask, Mailbox
@@ -274,6 +275,9 @@ class Session:
             tell = self._journal.write
             with suppress(OSError):  # the error itself matters more
                 why = {"error": str(error)} if isinstance(error, MusterError) else {}
+                if isinstance(error, KeyboardInterrupt):
+                    by = str(error) if isinstance(error, Interrupted) else "SIGINT"
+                    why = {"stopped_by": by}
                 word = "over" if self._has_ended else "end"
                 tell(word, exit_code=_code_of(error), **why, **self._where)
         self._journal.close()

@@ -80,7 +80,7 @@ class Supervisor(SimpleElasticAgent):
         self._tell = tell
         self._ranks: list[_Rank] = []
         self._watchdog: Watchdog | None = None
-        self._is_stopping = False
+        self._asked_s: float | None = None  # when the ranks were asked to end, while they do
         self._num_starts = 0
 
     def forward(self, number: int) -> None:
@@ -142,7 +142,8 @@ class Supervisor(SimpleElasticAgent):
             self._close_watchdog()
             results = {rank.rank: None for rank in self._ranks}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=results)
-        if self._spec.restart_on == "crash" and verdict is None and not self._may_help():
+        is_stall = verdict is not None and all(r.was_stopped for r in self._ranks if r.code)
+        if self._spec.restart_on == "crash" and not (is_stall or self._may_help()):
             self._remaining_restarts = 0
         self._tell_failure()
         return RunResult(state=WorkerState.FAILED)
@@ -261,6 +262,13 @@ class Supervisor(SimpleElasticAgent):
             return True
         return self._spec.num_nodes > 1 and all(map(self._is_consequence, failed))
 
+    def _was_leaving(self, rank: _Rank) -> bool:
+        """Whether an exception had ended its program before it was asked to end: to leave takes
+        some time, and the others may have noticed and failed meanwhile.
+        """
+        error = read_rank_error(self._spec.folder.rank_error(rank.rank))
+        return error is not None and error.time_s < (self._asked_s or 0.0)
+
     def _is_consequence(self, rank: _Rank) -> bool:
         error = read_rank_error(self._spec.folder.rank_error(rank.rank))
         end = RankEnd(rank=rank.rank, code=rank.code or 0, time_s=0.0, error=error)
@@ -273,7 +281,9 @@ class Supervisor(SimpleElasticAgent):
             rank.code = rank.process.poll()
             if rank.code is not None:
                 rank.ended_s = time.time()
-                rank.was_stopped = self._is_stopping
+                rank.was_stopped = self._asked_s is not None
+                if rank.was_stopped and self._was_leaving(rank):
+                    rank.was_stopped, rank.code = False, 1
                 if self._watchdog is not None:
                     self._watchdog.forget(rank.rank)
 
@@ -288,7 +298,7 @@ class Supervisor(SimpleElasticAgent):
         """Ask the ranks to end, then kill them with everything in their process groups."""
         self._close_watchdog()
         self._look()
-        self._is_stopping = True
+        self._asked_s = time.time()
         self.forward(number)
         self.forward(getattr(signal, "SIGCONT", number))  # a stopped process hears nothing
         self._await(grace_s)
@@ -296,7 +306,7 @@ class Supervisor(SimpleElasticAgent):
         for rank in self._ranks:
             signal_group(rank.process.pid, KILL)
         self._await(_AFTER_FAILURE_S)
-        self._is_stopping = False
+        self._asked_s = None
 
     def _close_watchdog(self) -> None:
         if self._watchdog is not None:

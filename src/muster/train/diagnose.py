@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
+from muster.gang.stall import name_ranks
 from muster.rank.checkpoint_files import find_steps
 from muster.rank.life import NonFinite
 from muster.rank.meter import memory_sentence, remember_micro_batch
@@ -23,12 +24,25 @@ from muster.train.setup import Training
 _BIGGER = "use --strategy fsdp on more GPUs, --precision bf16, a smaller model or shorter samples."
 
 
-def loss_not_finite(run: Training, attempt: int, loss: float) -> NonFinite:
-    """The error for a loss that stopped being a number in ``attempt``, with the first cause."""
+def loss_not_finite(run: Training, attempt: int, loss: float, *, is_own: bool) -> NonFinite:
+    """The error for a loss that stopped being a number in ``attempt``, with the first cause; all
+    ranks must ask for it together. ``is_own``: this rank's part of it is no number.
+    """
     return NonFinite(
-        f"The loss became {loss} in step {attempt + 1} (epoch {run.progress.epoch + 1}). "
+        f"The loss became {loss} in step {attempt + 1} (epoch {run.progress.epoch + 1})"
+        f"{_on_ranks(run, is_own)}. "
         f"{_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
         hint=_REMEDIES,
+    )
+
+
+def weight_not_a_count(run: Training, weight: float, own: float) -> NonFinite:
+    """The error for a sum of weights that counts nothing; all ranks must ask for it together."""
+    return NonFinite(
+        f"The weights of the loss add up to {weight:g} in step {run.progress.attempts + 1} (epoch "
+        f"{run.progress.epoch + 1}){_on_ranks(run, not 0 <= own < math.inf)}: the gradient cannot "
+        f"be divided by that. {_what_is_kept(run)}",
+        hint="give muster.Loss the number of terms that its total is the sum of: 0 or more.",
     )
 
 
@@ -40,6 +54,13 @@ def parameters_not_finite(run: Training) -> NonFinite:
         f"not. {_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
         hint=_REMEDIES,
     )
+
+
+def _on_ranks(run: Training, is_here: bool) -> str:
+    """On which ranks something is, where it is not on all."""
+    found = run.gang.council.gather(is_here)
+    ranks = [rank for rank, is_there in enumerate(found) if is_there]
+    return f" on {name_ranks(ranks)}" if 0 < len(ranks) < len(found) else ""
 
 
 _REMEDIES = (

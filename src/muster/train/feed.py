@@ -35,7 +35,7 @@ from muster.rank.seeding import (
     seed_sample,
 )
 from muster.train.config import BatchPlan
-from muster.train.task import Split, Task
+from muster.train.task import Split, Task, is_strided
 
 #: So many batches are fetched in a row, and more of small ones: as many as these bytes hold.
 _FEWEST, _MOST = 4, 16
@@ -122,9 +122,10 @@ def _columns(
     is_stacking = getattr(collate, "__func__", None) is Task.collate
     if not is_stacking or not isinstance(dataset, TensorDataset):
         return None
-    if type(dataset).__getitem__ is not TensorDataset.__getitem__:
+    is_own = type(dataset).__getitem__ is TensorDataset.__getitem__
+    if not is_own or hasattr(dataset, "__getitems__"):
         return None
-    return None if hasattr(dataset, "__getitems__") else (dataset.tensors, rows)
+    return (dataset.tensors, rows) if all(map(is_strided, dataset.tensors)) else None
 
 
 class Window(NamedTuple):
@@ -250,7 +251,7 @@ def _in_a_row(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 def _count_in_a_row(batch: Batch) -> int:
     parts = tree_leaves(batch.data)
-    if not all(isinstance(part, torch.Tensor) for part in parts):
+    if not all(map(is_strided, parts)):
         return _FEWEST
     num_bytes: int = sum(part.nbytes for part in parts)
     return max(_FEWEST, min(_MOST, _FETCHED_BYTES // max(1, num_bytes)))
@@ -284,14 +285,14 @@ def _copied_ahead(
 
 
 def _is_plain(data: Any) -> bool:
-    """Whether tensors are only in lists, tuples and dicts, where ``_record`` finds them."""
+    """Whether all are plain tensors in lists, tuples and dicts, where ``_record`` finds them."""
     if isinstance(data, PackedSequence):
         return False
     if isinstance(data, dict):
         return all(map(_is_plain, data.values()))
     if isinstance(data, list | tuple):
         return all(map(_is_plain, data))
-    return isinstance(data, torch.Tensor) or not hasattr(data, "to")
+    return is_strided(data) or not hasattr(data, "to")
 
 
 def to_device(data: Any, device: torch.device) -> Any:
@@ -326,7 +327,7 @@ def _pinned(data: torch.Tensor) -> torch.Tensor:
 
 def _record(data: Any, stream: torch.cuda.Stream) -> None:
     if isinstance(data, torch.Tensor):
-        if data.is_cuda:
+        if data.is_cuda and is_strided(data):
             data.record_stream(stream)
     elif isinstance(data, dict | list | tuple):
         for value in data.values() if isinstance(data, dict) else data:

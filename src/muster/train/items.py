@@ -1,9 +1,17 @@
-"""What items of a data set are like: random or not, the same again, and the same on all ranks."""
+"""What items of a data set are like: random or not, the same again, and the same on all ranks.
+
+What cannot be compared is left out: a look at the data never ends a training.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
+from collections.abc import Sequence
+from enum import Enum
 from hashlib import blake2b
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +19,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muster.base.errors import MusterError
+from muster.base.journal import EVENTS
 from muster.rank.process_group import Council
 from muster.rank.seeding import Untouched, seed_sample
 
 #: Whole numbers in tensors up to this size are labels or tokens, and not an image.
 _FEW = 16
+#: What is written in one way everywhere, also by a class that derives from it.
+_PLAIN = (bool, int, str, bytes)
+#: Keys by whose text a dict is put into one order everywhere.
+_KEYS = (str, bytes, Number, Enum, type(None))
 
 
 def draws_random_numbers(dataset: Dataset[Any], num_samples: int) -> bool:
@@ -44,30 +57,24 @@ def _fetched(dataset: Dataset[Any], index: int) -> Any:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two items hold the same numbers; items without numbers count as the same."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_is_same(first[k], second[k]) for k in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(_is_same, first, second))
-    if isinstance(first, bool | int | float | str | bytes):
-        return bool(first == second or first != first)
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        both_nan = first.shape == second.shape and torch.equal(first.isnan(), second.isnan())
-        return both_nan and torch.equal(first.nan_to_num(), second.nan_to_num())
-    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):  # arrays and images
-        return bool(first.tobytes() == second.tobytes())
-    return True
+    """Whether two items are the same to the bit; what cannot be compared counts as the same."""
+    one, other = (outline(item, is_exact=True) for item in (first, second))
+    return one.is_like(other)
 
 
 class Outline(NamedTuple):
     """What an item is: a digest of what must be exact, and sizes of what need not: another
-    machine's decoder may give an image's other last digits.
+    machine's decoder may give an image's other last digits. ``left_out``: the types of what could
+    not be looked at.
     """
 
     exact: str
     sizes: list[float]
+    left_out: tuple[str, ...] = ()
 
     def is_like(self, other: Outline) -> bool:
+        if self.left_out != other.left_out:  # one of the two could not look at as much
+            return True
         if self.exact != other.exact:
             return False
         pairs = zip(self.sizes, other.sizes, strict=True)
@@ -82,6 +89,9 @@ def check_same_items(dataset: Dataset[Any], count: int, split: str, council: Cou
     places = sorted({0, count // 2, count - 1})
     with Untouched():
         own = [outline(_fetched(dataset, place)) for place in places]
+    if council.rank == 0 and (left_out := {name for each in own for name in each.left_out}):
+        kinds = ", ".join(sorted(left_out))
+        EVENTS.debug("the ranks have not compared what %s data has of %s", split, kinds)
     found = council.gather(own if repeats else None)
     if None in found:  # they are others at each fetch; a training says so
         return
@@ -97,48 +107,120 @@ def check_same_items(dataset: Dataset[Any], count: int, split: str, council: Cou
             )
 
 
-def outline(item: Any) -> Outline:
-    exact, sizes = blake2b(digest_size=8), list[float]()
-    for part in _parts(item):
-        if isinstance(part, float):
+def outline(item: Any, *, is_exact: bool = False) -> Outline:
+    """``is_exact``: to the bit, as within one process, and without sizes."""
+    exact, sizes, left_out = blake2b(digest_size=8), list[float](), list[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about kinds of tensors that may change
+        try:
+            parts = _parts(item, is_exact)
+        except Exception:  # a class of its own, or a list that holds itself
+            parts = [_LeftOut(type(item).__name__)]
+    for part in parts:
+        is_size = isinstance(part, float) and not is_exact
+        if is_size:
             sizes.append(part)
-        exact.update(f"{'' if isinstance(part, float) else repr(part)}\n".encode())
-    return Outline(exact.hexdigest(), sizes)
+        if isinstance(part, _LeftOut):
+            left_out.append(part.kind)
+        exact.update(f"{'' if is_size else repr(part)}\n".encode())
+    return Outline(exact.hexdigest(), sizes, tuple(left_out))
 
 
-def _parts(item: Any) -> list[Any]:
+class _LeftOut(NamedTuple):
+    kind: str
+
+
+def _parts(item: Any, is_exact: bool) -> list[Any]:
+    """Texts, numbers and their likes that make up ``item``; floats need not be exact."""
     if isinstance(item, dict):
+        if not all(isinstance(key, _KEYS) for key in item):
+            return [_LeftOut(type(item).__name__)]
         pairs = sorted(item.items(), key=lambda pair: str(pair[0]))  # as they came from a set, say
-        return [part for key, value in pairs for part in (str(key), *_parts(value))]
+        return [part for key, value in pairs for part in (str(key), *_parts(value, is_exact))]
     if isinstance(item, list | tuple):
-        return [len(item), *(part for value in item for part in _parts(value))]
-    if isinstance(item, str) and item.startswith(
-        "/"
-    ):  # a file, in a folder of its own on each host
+        return [len(item), *(part for value in item for part in _parts(value, is_exact))]
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        values = [getattr(item, each.name) for each in dataclasses.fields(item) if each.compare]
+        return [type(item).__name__, *_parts(values, is_exact)]
+    try:
+        return _parts_of_one(item, is_exact)
+    except RecursionError:
+        raise
+    except Exception:  # of a kind that torch, or its library, has no such operation for
+        return [_LeftOut(type(item).__name__)]
+
+
+def _parts_of_one(item: Any, is_exact: bool) -> list[Any]:
+    if item is None:
+        return [None]
+    if isinstance(item, str) and item.startswith("/"):  # a file, in a host's own folder
         return [item.rpartition("/")[2]]
-    if isinstance(item, bool | int | float | str | bytes):
-        return [item]
+    for plain in _PLAIN:
+        if isinstance(item, plain):
+            return [plain.__repr__(item)]
+    if isinstance(item, float):
+        return [float(item)]
+    if isinstance(item, complex):
+        return [item.real, item.imag]
     if isinstance(item, Tensor):
-        return _parts_of_tensor(item.detach())
+        parts = [_parts_of_tensor(each, is_exact) for each in _strided(item.detach())]
+        return [str(item.dtype), *(part for each in parts for part in each)]
     kind = getattr(getattr(item, "dtype", None), "kind", None)
-    if kind is None and hasattr(item, "tobytes"):  # an image
+    if kind is None and callable(getattr(item, "tobytes", None)):  # an image
         data = torch.frombuffer(bytearray(item.tobytes() or b"0"), dtype=torch.uint8)
-        return [type(item).__name__, *_parts_of_tensor(data)]
-    array = item.__array__() if kind is not None and hasattr(item, "__array__") else None
-    if array is not None and array.dtype.kind in tuple("biuf"):
-        wide = torch.as_tensor(array.astype("float64", order="C"))
-        is_few = array.dtype.kind != "f" and array.size <= _FEW
-        return [str(array.dtype), *([array.tolist()] if is_few else _parts_of_tensor(wide))]
-    return [type(item).__name__]
+        return [type(item).__name__, *_parts_of_tensor(data, is_exact)]
+    if kind is None or not hasattr(item, "__array__"):
+        return [_LeftOut(type(item).__name__)]
+    return _parts_of_array(item.__array__(), is_exact)
 
 
-def _parts_of_tensor(tensor: Tensor) -> list[Any]:
+def _parts_of_array(array: Any, is_exact: bool) -> list[Any]:
+    kind = array.dtype.kind
+    if array.dtype.hasobject or kind in "USV":  # Python's own values, texts, and records
+        return [tuple(array.shape), *_parts(array.tolist(), is_exact)]
+    form = [str(array.dtype), tuple(array.shape)]
+    if kind in "mM" or (is_exact and kind not in "fc"):  # times, and whole numbers
+        return [*form, _digest(array.tobytes())]
+    if kind not in "fc" and array.size <= _FEW:
+        return [*form, array.tolist()]
+    wide = array.astype("complex128" if kind == "c" else "float64", order="C")
+    return [*form, *_parts_of_tensor(torch.as_tensor(wide), is_exact)]
+
+
+def _strided(tensor: Tensor) -> Sequence[Tensor]:
+    """The plain tensors that ``tensor`` is made of."""
+    if tensor.is_nested:
+        return [part for each in tensor.unbind() for part in _strided(each)]
+    if tensor.is_quantized:
+        return [tensor.dequantize()]
+    if tensor.layout is torch.strided:
+        return [tensor]
+    shape = torch.tensor(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [shape, tensor.indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [shape, tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [shape, tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.to_dense()]
+
+
+def _parts_of_tensor(tensor: Tensor, is_exact: bool) -> list[Any]:
     form = [str(tensor.dtype), tuple(tensor.shape)]
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
+    if tensor.numel() == 0:
         return form
+    if is_exact:
+        plain = tensor.resolve_conj().resolve_neg().cpu()
+        plain = plain.clone(memory_format=torch.contiguous_format)  # one number may have any stride
+        return [*form, _digest(plain.reshape(-1).view(torch.uint8).numpy().data)]
     if tensor.numel() <= _FEW and not (tensor.is_floating_point() or tensor.is_complex()):
         return [*form, tensor.tolist()]
     wide = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
     typical = float(wide.square().mean().sqrt())
     # The mean is at most as large, so that neither number is a small difference of large ones.
     return [*form, typical, 2 * typical + float(wide.mean())]
+
+
+def _digest(data: Any) -> str:
+    return blake2b(data, digest_size=8).hexdigest()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from muster.base.errors import MusterError
+from muster.base.errors import MusterError, TargetError
 from muster.gang.beacon import BEACON
 from muster.rank.alike import check_alike, check_same_model
 from muster.rank.life import (
@@ -42,6 +42,7 @@ from muster.train.diagnose import (
     parameters_not_finite,
     rebalance,
     shrink,
+    weight_not_a_count,
 )
 from muster.train.evaluation import monitored
 from muster.train.progress import LossTrail, StepLoss, factor_at
@@ -94,9 +95,15 @@ class ModelTrainer(Trainer):
         window = run.feed.window()
         seed = mix(run.config.seed, STEP, progress.attempts, run.gang.rank)
         agreement = _Agreement(run, trail, stop, interval)
-        sums = accumulate(work, run.feed, window, meter, seed, agreement.begin)
+        try:
+            sums = accumulate(work, run.feed, window, meter, seed, agreement.begin)
+        except TargetError as error:
+            raise _named(error, run) from None
         verdict = agreement.end(sums)
-        _check_finite(run, verdict.losses)
+        _check_finite(run, verdict.losses, own=[agreement.known])
+        if not 0 <= verdict.weight < math.inf:
+            _finish_writing(run)
+            raise weight_not_a_count(run, verdict.weight, sums.weight)
         if verdict.changed:
             check_alike(work.replica.bare, run.gang.council, f"in step {progress.attempts + 1}")
             work.replica.take_buffers()
@@ -177,7 +184,7 @@ class ModelTrainer(Trainer):
                 for known, total, terms in zip(rest, sums[::2], sums[1::2], strict=True)
                 if terms > 0
             ]
-            _check_finite(self.run, losses)
+            _check_finite(self.run, losses, own=rest)
             self._lines.write(losses)
         if self.gang.device.type == "cuda":
             torch.cuda.synchronize(self.gang.device)
@@ -240,7 +247,7 @@ class _Agreement:
 
     def __init__(self, run: Training, trail: LossTrail, stop: StopFlag, interval: Interval) -> None:
         self._run, self._trail, self._stop, self._interval = run, trail, stop, interval
-        self._known: StepLoss | None = None
+        self.known: StepLoss | None = None  # of this rank alone
         self._pending: Pending | None = None
 
     def begin(self, loss: Tensor | float, weight: float, *, is_short: bool = False) -> None:
@@ -256,7 +263,7 @@ class _Agreement:
             float(self._stop.is_set),
             float(self._interval.is_due()),
         )
-        self._known, self._pending = known, self._run.gang.council.add(values)
+        self.known, self._pending = known, self._run.gang.council.add(values)
 
     def end(self, sums: Sums) -> _Verdict:
         if self._pending is None:
@@ -265,19 +272,29 @@ class _Agreement:
             raise sums.shortage
         assert self._pending is not None
         weight, total, terms, short, others, buffers, stop, save = self._pending.wait()
-        known, again, changed = self._known, short + others > 0, others + buffers > 0
+        known, again, changed = self.known, short + others > 0, others + buffers > 0
         losses: Losses = ()
         if known is not None and terms > 0 and not (again and self._trail.lag == 0):
             losses = (StepLoss(known.attempt, known.epoch, total, terms),)
         return _Verdict(weight, losses, again, short > 0, changed, stop > 0, save > 0)
 
 
-def _check_finite(run: Training, losses: Losses) -> None:
+def _check_finite(run: Training, losses: Losses, own: Sequence[StepLoss | None]) -> None:
+    """NonFinite, on every rank, for a loss that is no number; ``own``: this rank's part of them."""
     for loss in losses:
         if not math.isfinite(loss.mean):
             _finish_writing(run)
-            raise loss_not_finite(run, loss.attempt, loss.mean)
+            bad = {each.attempt for each in own if each and not math.isfinite(each.total)}
+            raise loss_not_finite(run, loss.attempt, loss.mean, is_own=loss.attempt in bad)
         run.progress.add_loss(loss)
+
+
+def _named(error: TargetError, run: Training) -> TargetError:
+    """The error with the rank, if there are several, on which a task has failed, and the step."""
+    if run.gang.num_ranks == 1:
+        return error
+    where = f"Rank {run.gang.rank}, step {run.progress.attempts + 1}"
+    return TargetError(f"{where}: {error}")
 
 
 def _finish_writing(run: Training) -> None:

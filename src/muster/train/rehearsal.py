@@ -126,16 +126,7 @@ def _traceless(model: nn.Module) -> Iterator[None]:
 def _forward_backward(task: Task, model: nn.Module, example: Batch, precision: Precision) -> None:
     with precision.autocast():
         losses, _ = check_loss(task.loss(model, example.data), example.size, task)
-    _check_depends(task, losses)
     losses.sum().backward()  # type: ignore[no-untyped-call]
-
-
-def _check_depends(task: Task, losses: torch.Tensor) -> None:
-    if not losses.requires_grad:
-        raise TargetError(
-            f"{type(task).__name__}.loss does not depend on any parameter that can be trained.",
-            hint="are all parameters frozen, or is the loss computed under no_grad?",
-        )
 
 
 def rehearse(work: Work, council: Council) -> None:
@@ -156,7 +147,6 @@ def rehearse(work: Work, council: Council) -> None:
                 with work.precision.autocast():
                     losses = work.task.loss(replica.wrapped, work.example.data)
                     losses, _ = check_loss(losses, work.example.size, work.task)
-                _check_depends(work.task, losses)
                 work.scale_by(1.0)
                 work.backward(losses)
             went_around = before is not None and replica.num_collectives() == before

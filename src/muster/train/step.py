@@ -194,16 +194,17 @@ def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, Tensor | floa
     """A task's loss as terms to add up, scalar or [n], and the number of terms they stand for.
 
     A number of terms that is a tensor stays where it is, as float64: sums of it are Python's.
-    Raises TargetError where it is neither of the two forms.
+    Raises TargetError where it is neither of the two forms, or nothing can be learnt from it.
     """
     if isinstance(loss, Loss):
-        if loss.total.dim() == 0:
-            weight = loss.weight
+        weight, loss = loss.weight, loss.total
+        if isinstance(loss, Tensor) and loss.dim() == 0:
+            _check_depends(loss, task)
             if isinstance(weight, Tensor):
-                return loss.total, weight.detach().to(torch.float64).reshape(())
-            return loss.total, float(weight)
-        loss = loss.total
+                return loss, weight.detach().to(torch.float64).reshape(())
+            return loss, float(weight)
     elif isinstance(loss, Tensor) and loss.shape == (count,):
+        _check_depends(loss, task)
         return loss, float(count)
     shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
     raise TargetError(
@@ -212,6 +213,14 @@ def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, Tensor | floa
         hint=f"give one loss per sample, shape ({count},), as with reduction='none'; or "
         "muster.Loss(total, weight) for a sum over something else, such as tokens.",
     )
+
+
+def _check_depends(losses: Tensor, task: Task) -> None:
+    if not losses.requires_grad:
+        raise TargetError(
+            f"{type(task).__name__}.loss does not depend on any parameter that can be trained.",
+            hint="are all parameters frozen, or is the loss detached or computed under no_grad?",
+        )
 
 
 def update(work: Work, correction: float, max_grad_norm: float | None) -> tuple[Any, bool]:

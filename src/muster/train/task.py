@@ -28,14 +28,20 @@ class Loss(NamedTuple):
     weight: Tensor | float
 
 
+def is_strided(value: Any) -> bool:
+    """Whether it is a tensor of numbers that lie in memory one after the other."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_nested or value.is_quantized)
+
+
 def stacked(samples: Sequence[Any]) -> list[Tensor] | None:
     """The columns of samples that are tuples of plain tensors, as ``default_collate`` makes them in
     this process, in half the time; None for anything else, or in a loader's process.
     """
     first = samples[0]
     is_plain = type(first) is tuple and all(
-        type(part) is Tensor and part.layout is torch.strided and not part.is_nested
-        for part in first
+        type(part) is Tensor and is_strided(part) for part in first
     )
     if not is_plain or not first or get_worker_info() is not None:
         return None

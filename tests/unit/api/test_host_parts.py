@@ -185,3 +185,25 @@ def test_whose_rank_failed_first_is_known_by_its_host(start: _Start) -> None:
 class _Named:
     def __init__(self, name: str) -> None:
         self.host = Host(name)
+
+
+def test_a_warning_after_which_ranks_have_saved_is_what_ended_them(start: _Start) -> None:
+    """Unless they have saved for a host that is back, with which they go on."""
+    watch, saved = _watch(start, []), GangEnding(exit_code=EXIT_REQUEUE)
+    assert watch._together([saved]).stopped_by == ""
+    watch._is_warned = True
+    assert watch._together([saved]).stopped_by == "SIGUSR1"
+    watch._back = ("b",)
+    assert watch._together([saved]).stopped_by == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "stopped_by"),
+    [(0, "finished", ""), (75, "requeue", "SIGHUP"), (130, "", "SIGHUP"), (0, "", "SIGHUP")],
+)
+def test_a_request_that_came_when_all_was_done_has_ended_nothing(
+    code: int, word: str, stopped_by: str
+) -> None:
+    """What a program that ends with 0 had done by then, nobody knows."""
+    ending = GangEnding(exit_code=code, stopped_by="SIGHUP", word={"ending": word})
+    assert ending.without_late_request().stopped_by == stopped_by

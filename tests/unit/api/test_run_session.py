@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from muster.api.runs import Run
 from muster.api.start.options import GangOptions
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.journal import read_journal
+from muster.base.signals import Interrupted
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, new_record, read_run
 from muster.run.requests import ask_to_cancel
@@ -79,8 +81,9 @@ def test_a_ledger_without_a_record_is_nobodys(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(UsageError("no"), 2), (SetupError("no"), 3), (KeyboardInterrupt(), 130), (ValueError(), 1)],
-)
+    [(UsageError("no"), 2), (SetupError("no"), 3), (KeyboardInterrupt(), 130),
+     (Interrupted(signal.SIGTERM), 130), (ValueError(), 1)],
+)  # fmt: skip
 def test_an_exception_is_an_end(folder: RunFolder, error: BaseException, code: int) -> None:
     with (
         pytest.raises(type(error)),
@@ -91,6 +94,8 @@ def test_an_exception_is_an_end(folder: RunFolder, error: BaseException, code: i
     begun, ended = read_journal(folder.events)
     assert (begun["event"], begun["ranks"], begun["node"]) == ("start", ["cpu:0"], 0)
     assert (ended["event"], ended["exit_code"], ended["node"]) == ("end", code, 0)
+    by = {KeyboardInterrupt: "SIGINT", Interrupted: "SIGTERM"}.get(type(error))
+    assert ended.get("stopped_by") == by
 
 
 def test_an_end_that_was_said_is_not_said_again(folder: RunFolder) -> None:

@@ -52,6 +52,23 @@ def test_a_warning_is_not_the_first_of_two_requests_to_end(monkeypatch: pytest.M
     assert ended == [128 + signal.SIGTERM]
 
 
+def test_a_second_ctrl_c_ends_a_call_and_not_its_callers_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which may be a notebook's, with much in it beside a training."""
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("muster.rank.life._ECHO_S", -1.0)
+    with StopFlag(is_callers=True) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.is_set, stop.name) == (True, "SIGINT")
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not ended
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == [128 + signal.SIGTERM]
+
+
 def test_names_of_programs() -> None:
     assert Script(path="src/train.py").name == "train"
     assert Script(path="package.train", is_module=True).name == "train"

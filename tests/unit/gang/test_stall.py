@@ -46,6 +46,11 @@ DATA = {"phase": "data", "step": 456}
             "rank 3 is in the data loader at step 456; ranks 0-2 wait in all-reduce",
         ),
         (
+            [{"phase": "backward"}, {"phase": "ending", "step": 5}],
+            (1,),
+            "rank 1 is ending after an error at step 5; rank 0 waits in backward",
+        ),
+        (
             [{"phase": "backward"}, {"phase": "train.py:12 in load"}],
             (1,),
             "rank 1 is at train.py:12 in load; rank 0 waits in backward",

@@ -52,6 +52,8 @@ class Net(nn.Module):
         kind = torch.float32 if how == "type-on-one" and is_rank_1() else KIND
         self.first = nn.Linear(3, wide, dtype=KIND)
         self.second = nn.Linear(wide, 1, dtype=kind)
+        if how == "order-on-one" and is_rank_1():
+            self._modules["first"] = self._modules.pop("first")
         if how == "more-on-one" and is_rank_1():
             self.third = nn.Linear(1, 1, dtype=KIND)
         if how == "buffer-on-one" and is_rank_1():
@@ -111,7 +113,8 @@ class Differing(Toy):
         return self.made
 
     def dataset(self, split: str) -> Dataset[Any] | None:
-        data = Points(self.samples if split == "train" else self.val, 1, self)
+        more = self.how == f"{split}-count-on-one" and is_rank_1()
+        data = Points((self.samples if split == "train" else self.val) + more, 1, self)
         if self.how == f"{split}-data-on-one" and is_rank_1():
             data.x, data.y = data.x.flip(0), data.y.flip(0)
         return None if split == "test" else data
@@ -124,7 +127,13 @@ class Differing(Toy):
         made = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
         if self.how == "moments-on-one" and is_rank_1():
             made.register_step_pre_hook(_forget_moments)
+        if self.how == "stiffens-on-one" and is_rank_1():
+            made.register_step_post_hook(self._stiffen)
         return made
+
+    def _stiffen(self, *_: Any) -> None:
+        if BEACON.step == AT:
+            self.made.first.requires_grad_(False)
 
     def score(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         if not self.rehearsing:

@@ -24,10 +24,12 @@ ALIKE = "The ranks' models are not alike"
 REFUSED_TRAININGS: dict[str, list[str]] = {
     "shape-on-one": [ALIKE, "first.weight [4, 3]", "[5, 3]"],
     "type-on-one": [ALIKE, "second.weight", "float32"],
+    "order-on-one": [ALIKE, "second.weight", "where rank 0 has first.weight"],
     "more-on-one": [ALIKE, "third.weight"],
     "buffer-on-one": [ALIKE, "count"],
     "frozen-on-one": [ALIKE, "first.weight", "frozen"],
     "thaws-on-one": [ALIKE, "first.weight", "frozen"],
+    "stiffens-on-one": [ALIKE, "first.weight", "frozen"],
     "freezes-on-one": [ALIKE, "first.weight", "frozen"],
     "grows-on-one": [ALIKE, "late"],
     "keeps-on-one": [ALIKE, "kept"],
@@ -37,6 +39,8 @@ REFUSED_TRAININGS: dict[str, list[str]] = {
     "moments-on-one": [MOVED],
     "train-data-on-one": ["train"],
     "val-data-on-one": ["val"],
+    "train-count-on-one": ["the number of training samples", "rank 0: 37, rank 1: 38"],
+    "val-count-on-one": ["the number of val samples", "rank 0: 11, rank 1: 12"],
 }
 REFUSED_AGENTS: dict[str, list[str]] = {
     "shape-on-one": [ALIKE, "net.actor.0.weight"],

@@ -183,7 +183,7 @@ def run_gang(
             # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
         note_ending(ending, session, folder, audience)
-        services.is_urgent = bool(ending.stopped_by) or ending.is_moving
+        services.is_urgent = bool(ending.stopped_by or requests.reason) or ending.is_moving
         if ending.is_moving or (has_moved and ending.exit_code):  # it may go back
             kept |= lending.keep()
             devices.pop_all()

@@ -190,6 +190,7 @@ class Watch:
     _stopped_by: int = 0
     _is_cancelled: bool = False
     _is_urgent: bool = False
+    _is_warned: bool = False
     _settled_s: float = 0.0
     _stop_at_s: float | None = None
     _kill_at_s: float | None = None
@@ -275,6 +276,7 @@ class Watch:
         for number in self.requests.take():
             self._send(number)
             if number == getattr(signal, WARNING, None):
+                self._is_warned = True
                 continue
             if not self._stopped_by:
                 if self._is_cancelled:
@@ -373,6 +375,7 @@ class Watch:
             how["exit_code"] = EXIT_SOME_FAILED
         elif EXIT_REQUEUE in codes:
             how["exit_code"] = EXIT_REQUEUE
+            how["stopped_by"] = WARNING if self._is_warned and not self._back else ""
         return dataclasses.replace(found, **how)
 
     def _culprit(self) -> str:

@@ -104,9 +104,10 @@ def run_on_hosts(work: GangWork, options: GangOptions, audience: GangAudience) -
         services.options = options
         session.begin(ranks=plan.ranks, code=code_id(work.code))
         with services.limited(lambda: len(plan.ranks)) if has_limits else nullcontext():
-            ending = _Drive(work, options, audience, requests, session, code).run(plan.nodes)
+            drive = _Drive(work, options, audience, requests, session, code)
+            ending = drive.run(plan.nodes).without_late_request()
         note_ending(ending, session, folder, audience)
-        services.is_urgent = bool(ending.stopped_by)
+        services.is_urgent = bool(ending.stopped_by or requests.reason)
         tell_ending(ending, services)
         return ending
 
