@@ -35,7 +35,7 @@ from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_val
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun, prepare, with_rank
 from muster.rl.task import AgentTask, make_agent_task
-from muster.rl.update import Agreed, Experience, agree, end_for_rollout, no_room_error, update
+from muster.rl.update import Experience, agree, end_for_rollout, no_room_error, update
 
 
 class AgentTrainer(Trainer):

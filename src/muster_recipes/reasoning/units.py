@@ -177,7 +177,8 @@ def known(text: str) -> Meanings | None:
             factors.append((found, sign * ahead))
             ahead, is_behind_unit = 1, True
     units = (_power(meanings, power) for meanings, power in factors)
-    return functools.reduce(_times, units, {(): Fraction(1)}) if factors else None
+    number: Meanings = {(): Fraction(1)}
+    return functools.reduce(_times, units, number) if factors else None
 
 
 def split(text: str, *, letters: bool = False) -> Quantity:
