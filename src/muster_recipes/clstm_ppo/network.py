@@ -125,14 +125,14 @@ class CascadedPolicy(Policy):
         return encoded
 
     def _is_much(self, num_windows: int, *, is_cpu: bool) -> bool:
-        most = self._most_on_cpu if is_cpu else _BYTES_KEPT
+        most = min(_BYTES_KEPT, self._part) if is_cpu else _BYTES_KEPT
         return num_windows * self._bytes_per_window > most
 
     @cached_property
-    def _most_on_cpu(self) -> int:
-        """Bytes of activations to keep; asked once, before any of them are."""
+    def _part(self) -> int:
+        """Bytes of the host's memory for this rank; asked once, before any activations are kept."""
         part = bytes_to_keep()
-        return _BYTES_KEPT if part is None else min(_BYTES_KEPT, part)
+        return _BYTES_KEPT if part is None else part
 
     @property
     def _bytes_per_window(self) -> int:

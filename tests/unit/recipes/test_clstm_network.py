@@ -261,7 +261,7 @@ def test_what_a_small_host_computes_again_has_the_same_bits(is_bf16: bool) -> No
     kept = encoded()
     assert sizes == [17]
     assert len(kept) == 5
-    policy._most_on_cpu = 16 * 7 * WINDOW * 7 * 4  # room for 16 windows in float32
+    policy._part = 16 * 7 * WINDOW * 7 * 4  # room for 16 windows in float32
     again = encoded()
     assert sizes == [17] * 3
     for one, two in zip(again, kept, strict=True):
