@@ -154,9 +154,7 @@ def with_muster(args: Any) -> dict[str, Any]:
         return policies[-1]
 
     def market_policy(spec: EnvSpec) -> Policy:
-        policies.append(
-            CountedPolicy(spec, market(args), window=args.window, hidden=args.hidden, layers=LAYERS)
-        )
+        policies.append(CountedPolicy(spec, market(args), window=args.window, hidden=args.hidden))
         return policies[-1]
 
     is_market = args.workload == "market"

@@ -88,7 +88,7 @@ COPIES = {
         "muster_recipes.ssm.plan", '{name: getattr(config, f"gd_{name}") for name in names}',
     ),
     "muster_recipes.embed.recipe.EmbedConfig": (
-        "muster_recipes.embed.recipe", "field.name) for field in dataclasses.fields(config)",
+        "muster_recipes.embed.recipe", "Embed(**{**vars(config),",
     ),
     "muster_recipes.reasoning.config.ReasoningConfig": (
         "muster_recipes.reasoning.config", "{name: getattr(self, name) for name in _ONLY_FOR}",

@@ -313,7 +313,7 @@ def check_observation(who: str, spec: EnvSpec, seen: Observation, call: str = "r
 def check_outcome(who: str, spec: EnvSpec, outcome: Outcome) -> None:
     """TargetError where a step gives what ``spec`` and ``Outcome`` do not say.
 
-    ``final`` is left to ``check_final``, for where it is read.
+    ``final`` is checked where it is read.
     """
     check_observation(who, spec, outcome.observation, "step")
     said = (spec.num_envs,)
@@ -330,23 +330,15 @@ def check_outcome(who: str, spec: EnvSpec, outcome: Outcome) -> None:
             raise _wrong(who, f"extra {name!r}", extra, said, "any number")
 
 
-def check_final(who: str, spec: EnvSpec, final: Observation) -> None:
-    """TargetError where ``final``, of a step in which an episode ended, is not what ``spec`` says.
-
-    It does not look at the values, so that no device is waited for.
-    """
-    check_observation(who, spec, final, "step, final")
-
-
 def as_number(reward: Tensor) -> Tensor:
     """The reward of a step, with whole numbers and bools as float32: nothing is lost in meaning."""
     is_whole = not (reward.is_floating_point() or reward.is_complex())
     return reward.to(torch.float32) if is_whole else reward
 
 
-def check_same_kind(who: str, name: str, first: Tensor, now: Tensor) -> None:
-    """TargetError where a later step gives another shape or type than the ``first``."""
-    if now.shape != first.shape or now.dtype != first.dtype:
+def check_same_kind(who: str, name: str, first: Tensor, now: Tensor | None) -> None:
+    """TargetError where a later step gives nothing, or another shape or type than the ``first``."""
+    if now is None or now.shape != first.shape or now.dtype != first.dtype:
         raise TargetError(
             f"{who} gave {_shown(first)} for {name!r} at first and now give {_shown(now)}.",
             hint="every step has to give the same shapes and types.",

@@ -24,10 +24,10 @@ from muster.rl.environment import (
     ACTION_MASK,
     EnvSpec,
     Observation,
+    Outcome,
     Place,
     Split,
     VectorEnv,
-    check_final,
     check_observation,
     check_outcome,
 )
@@ -100,8 +100,7 @@ def play(
             choose = _PolicyPlayer(player, spec, deterministic, seed, first_env, device)
         for step in range(max_steps):
             outcome = env.step(choose(observation, step).to(home))
-            tally.add(outcome.reward, outcome.terminated, outcome.truncated, outcome.valid,
-                      outcome.extras)  # fmt: skip
+            tally.add(outcome)
             observation = outcome.observation
             if isinstance(choose, _PolicyPlayer):
                 choose.starts = outcome.starts
@@ -126,7 +125,7 @@ def try_steps(policy: Policy, env: VectorEnv, *, device: torch.device, num_steps
             outcome = env.step(player(observation, step).to(home))
             check_outcome(who, env.spec, outcome)
             if bool(outcome.truncated.any()):
-                check_final(who, env.spec, outcome.final)
+                check_observation(who, env.spec, outcome.final, "step, final")
             observation, player.starts = outcome.observation, outcome.starts
 
 
@@ -187,22 +186,15 @@ class _Tally:
         }
         self._rewards: list[Tensor] = []
 
-    def add(
-        self,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        valid: Tensor,
-        extras: dict[str, Tensor],
-    ) -> None:
-        num = self._num
-        counted = self.running & valid[:num]
-        ended = counted & (terminated[:num] | truncated[:num])
-        self._rewards.append(torch.where(counted, reward[:num].double(), 0.0))
+    def add(self, outcome: Outcome) -> None:
+        num, terminated = self._num, outcome.terminated[: self._num]
+        counted = self.running & outcome.valid[:num]
+        ended = counted & (terminated | outcome.truncated[:num])
+        self._rewards.append(torch.where(counted, outcome.reward[:num].double(), 0.0))
         self._lengths = self._lengths + counted
-        self._terminated = self._terminated | (ended & terminated[:num])
+        self._terminated = self._terminated | (ended & terminated)
         self._extras = {
-            name: torch.where(ended, extras[name][:num].double(), kept)
+            name: torch.where(ended, outcome.extras[name][:num].double(), kept)
             for name, kept in self._extras.items()
         }
         self.running = self.running & ~ended
@@ -274,17 +266,17 @@ def rehearse(
                 with TemporaryDirectory(prefix="muster-rehearsal-") as folder:
                     acting.eval()
                     with tried(task.finish):
-                        told = task.finish(acting, gang.device, seed, Path(folder))
-                    if not isinstance(told or {}, Mapping):
+                        found = task.finish(acting, gang.device, seed, Path(folder))
+                    if not isinstance(found or {}, Mapping):
                         raise TargetError(
-                            f"{name_of(task.finish)} returns a {type(told).__name__}.",
+                            f"{name_of(task.finish)} returns a {type(found).__name__}.",
                             hint="return a mapping of names to numbers and texts, or nothing.",
                         )
-                    check_storable(name_of(task.finish), told)
+                    check_storable(name_of(task.finish), found)
     except NotTried as reason:
         note = str(reason)
-    except MusterError as found:
-        error = found
+    except MusterError as mistake:
+        error = mistake
     raise_together(gang.council, error)
     if note:
         say(f"note       {note}; it is called again at the end")

@@ -71,7 +71,7 @@ def make_gymnasium(
     """
     spec = _registered(env_id)
     kwargs = dict(env_kwargs)
-    with _told(env_id):
+    with _explained(env_id):
         if vectorization == "native":
             envs = _native(env_id, spec, place.num_envs, kwargs)
         else:
@@ -165,8 +165,8 @@ def _time_limit(spec: _Spec, kwargs: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _told(env_id: str) -> Iterator[None]:
-    """Raise what goes wrong while an environment is made as one sentence."""
+def _explained(env_id: str) -> Iterator[None]:
+    """Raise what goes wrong while an environment is made as an error of one sentence."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:

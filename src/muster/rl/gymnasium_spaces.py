@@ -151,9 +151,9 @@ def _check_observation(env: str, space: Space) -> None:
 def _components(env: str, observe: tuple[int, ...], size: int) -> NDArray[np.int64]:
     wrong = sorted({i for i in observe if not 0 <= i < size or observe.count(i) > 1})
     if wrong or not observe:
-        told = ", ".join(map(str, wrong)) or "nothing"
+        shown = ", ".join(map(str, wrong)) or "nothing"
         raise UsageError(
-            f"{env}: cannot observe {told}: a flat observation has the components 0 to "
+            f"{env}: cannot observe {shown}: a flat observation has the components 0 to "
             f"{size - 1}, and each can be named once."
         )
     return np.array(observe, np.int64)
@@ -161,7 +161,7 @@ def _components(env: str, observe: tuple[int, ...], size: int) -> NDArray[np.int
 
 @dataclass(frozen=True, kw_only=True)
 class ActionWriter:
-    """Turns actions of the seam into those of a batched action space."""
+    """Turns actions of a policy into those of a batched action space."""
 
     actions: Actions
     space: Space

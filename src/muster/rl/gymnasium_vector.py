@@ -323,9 +323,9 @@ class GymnasiumEnvs:
                     f"{self._name}: a process that steps an environment has died ({error!r}).",
                     hint="was it killed for memory? Sync vectorization shows a crash in place.",
                 ) from error
-            if isinstance(error, ValueError) and (told := _odd_shape(self._envs)):
+            if isinstance(error, ValueError) and (odd := _odd_shape(self._envs)):
                 raise UsageError(
-                    f"{self._name}: {told}.",
+                    f"{self._name}: {odd}.",
                     hint="correct the observation_space, or what reset and step give.",
                 ) from error
             raise
@@ -347,13 +347,13 @@ def _odd_shape(envs: _VectorEnv) -> str | None:
 
 
 def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
-    told = envs.metadata.get("autoreset_mode")
+    named = envs.metadata.get("autoreset_mode")
     for mode in AutoresetMode:
-        if told in (mode, mode.value):
+        if named in (mode, mode.value):
             return mode
     known = ", ".join(repr(mode.value) for mode in AutoresetMode)
     raise UsageError(
-        f"{name}: its autoreset mode is {told!r}, so it is not known which observation ends an "
+        f"{name}: its autoreset mode is {named!r}, so it is not known which observation ends an "
         "episode.",
         hint=f"metadata['autoreset_mode'] has to be one of {known}.",
     )

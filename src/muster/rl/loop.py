@@ -35,7 +35,7 @@ from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_val
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun, prepare, with_rank
 from muster.rl.task import AgentTask, make_agent_task
-from muster.rl.update import Agreed, Experience, agree, end_for_rollout, no_room_error, update
+from muster.rl.update import Experience, agree, end_for_rollout, no_room_error, update
 
 
 class AgentTrainer(Trainer):
@@ -62,17 +62,17 @@ class AgentTrainer(Trainer):
         steps = f"{run.progress.steps:,} steps done"
         name = run.env.spec.name
         self._reporter.begin(f"{run.num_parameters:,} parameters, {name}, {steps}", run.fraction)
-        if run.limits.is_over(run.progress) is None and run.progress.updates == 0:
+        if run.progress.over(run.config) is None and run.progress.updates == 0:
             self._check_identical("at the start")
 
     def status(self) -> Status:
-        limits, progress = self.run.limits, self.run.progress
+        config, progress = self.run.config, self.run.progress
         return Status(
             step=progress.steps,
             updates=progress.updates,
             total_steps=None,
-            over=limits.is_over(progress),
-            wants_evaluation=limits.wants_evaluation(progress),
+            over=progress.over(config),
+            wants_evaluation=progress.wants_evaluation(config),
         )
 
     def step(self, stop: StopFlag, interval: Interval) -> Decision:
@@ -90,7 +90,7 @@ class AgentTrainer(Trainer):
         # For what draws from torch's own generators (dropout, an environment of the user's).
         seed_everything(mix(config.seed, STEP, run.gang.rank, progress.updates))
         rollout = _collect(run)
-        with run.clock.learning():
+        with run.clock.measure("learning"):
             BEACON.phase = "forward"
             rewards = rollout.rewards
             if config.normalize_rewards:
@@ -117,7 +117,9 @@ class AgentTrainer(Trainer):
             )
             experience = Experience(rollout, advantages, returns.targets)
             learned = update(run, experience, entropy_coef)
-            _absorb(run, agreed)
+            # Only here, so that acting and learning have used the same statistics.
+            run.policy.normaliser.absorb(agreed.observation_deltas.to(device))
+            run.return_scale.absorb(agreed.return_deltas.to(device))
 
         progress.updates += 1
         progress.steps += config.rollout_steps * run.num_envs
@@ -159,8 +161,27 @@ class AgentTrainer(Trainer):
         return is_best
 
     def save(self, *, is_best: bool, at_end: bool = False) -> None:
+        """Keep the state as it is now, between two updates; it is written in the background."""
+        run = self.run
         self._reporter.flush()
-        save(self.run, is_best=is_best)
+        rows = {
+            **{f"env/{name}": value for name, value in run.env.state().items()},
+            **{f"memory/{name}": value for name, value in run.carry.state.items()},
+            **{f"running/{name}": value for name, value in vars(run.running).items()},
+            "starts": run.carry.starts,
+            "discounted": run.discounted,
+        }
+        extra = {
+            "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},
+            "window": run.window.to_record(),
+            "envs_per_rank": run.gang.council.gather(run.place.num_envs),
+            "steps_per_env": run.carry.num_steps,
+            "env_seed": run.place.seed,
+            "task": run.task.identity(),
+            "ends": [run.config.num_steps, run.config.num_episodes],
+        }
+        tensors = with_rank(rows, run.gang.rank)
+        run.state.save(run.progress.steps, run.progress, extra, tensors, is_best=is_best)
 
     def sum_up(self, why: str) -> Results:
         return sum_up(self.run, why)
@@ -180,42 +201,14 @@ class AgentTrainer(Trainer):
         check_same_model(self.run.policy, self.gang.council, when)
 
 
-def save(run: AgentRun, *, is_best: bool) -> None:
-    """Keep the state as it is now, between two updates; the writing goes on in the background."""
-    rows = {
-        **{f"env/{name}": value for name, value in run.env.state().items()},
-        **{f"memory/{name}": value for name, value in run.carry.state.items()},
-        **{f"running/{name}": value for name, value in run.running.to_tensors().items()},
-        "starts": run.carry.starts,
-        "discounted": run.discounted,
-    }
-    extra = {
-        "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},
-        "window": run.window.to_record(),
-        "envs_per_rank": run.gang.council.gather(run.place.num_envs),
-        "steps_per_env": run.carry.num_steps,
-        "env_seed": run.place.seed,
-        "task": run.task.identity(),
-        "ends": [run.config.num_steps, run.config.num_episodes],
-    }
-    tensors = with_rank(rows, run.gang.rank)
-    run.state.save(run.progress.steps, run.progress, extra, tensors, is_best=is_best)
-
-
 def _collect(run: AgentRun) -> Rollout:
     config = run.config
     run.policy.eval()
-    with torch.no_grad(), run.clock.acting(), run.precision.autocast():
+    with torch.no_grad(), run.clock.measure("acting"), run.precision.autocast():
         run.policy.refresh(config.num_envs, config.rollout_steps)
     rollout = collect(run.env, run.actor, run.carry, run.place, config.rollout_steps, run.clock)
     run.policy.train()
     return rollout
-
-
-def _absorb(run: AgentRun, agreed: Agreed) -> None:
-    """Update the statistics, only here, so that acting and learning have used the same ones."""
-    run.policy.normaliser.absorb(agreed.observation_deltas.to(run.gang.device))
-    run.return_scale.absorb(agreed.return_deltas.to(run.gang.device))
 
 
 def _begin(task: AgentTask, config: PpoConfig, start: Start) -> AgentTrainer:

@@ -85,18 +85,13 @@ def ppo_terms(
     )
 
 
-def total(
-    terms: PpoTerms, *, value_coef: float, entropy_coef: float, count: Tensor | float
-) -> Tensor:
+def total(terms: PpoTerms, *, value_coef: float, entropy_coef: float, count: float) -> Tensor:
     """The loss: the terms combined, divided by ``count``, the valid steps of all ranks together.
 
-    The sum of this loss over all ranks and micro-batches is the mean over all those steps. DDP
-    averages gradients, so there the loss must be multiplied by the number of ranks. It is 0 where
-    there is no step at all.
+    The sum of this loss over all ranks and micro-batches is the mean over all those steps, as is
+    the sum of its gradients. It is 0 where there is no step at all.
     """
     combined = terms.policy + value_coef * terms.value - entropy_coef * terms.entropy
-    if isinstance(count, Tensor):
-        return combined / count.clamp(min=1)
     return combined / max(count, 1)
 
 
@@ -189,13 +184,18 @@ def gae(
     next_values = torch.where(truncated, bootstrap, next_values).masked_fill(terminated, 0.0)
     deltas = (rewards + gamma * next_values - values).masked_fill(~valid, 0.0)
     decay = torch.where(valid, (gamma * gae_lambda) * (~ended).to(values.dtype), 1.0)
-    advantages = torch.empty_like(deltas)
-    carry = torch.zeros_like(last_value)
-    for step in range(len(deltas) - 1, -1, -1):
-        carry = torch.addcmul(deltas[step], decay[step], carry)
-        advantages[step] = carry
-    advantages.masked_fill_(~valid, 0.0)
+    backwards = _accumulated(deltas.flip(0), decay.flip(0), torch.zeros_like(last_value))
+    advantages = torch.stack(backwards[::-1]).masked_fill_(~valid, 0.0)
     return Returns(advantages, (advantages + values).masked_fill_(~valid, 0.0))
+
+
+def _accumulated(terms: Tensor, decay: Tensor, carry: Tensor) -> list[Tensor]:
+    """The sums S_t = terms_t + decay_t S_(t-1) of [T, N], row by row; S_(-1) is ``carry``."""
+    sums = []
+    for term, factor in zip(terms.unbind(), decay.unbind(), strict=True):
+        carry = torch.addcmul(term, factor, carry)
+        sums.append(carry)
+    return sums
 
 
 def _next_valid(valid: Tensor) -> Tensor:
@@ -217,15 +217,14 @@ def discounted_running(
     first. The sum begins anew after a step with ``ended``; an invalid step changes nothing. Returns
     R [T, N], which ``ReturnScale`` keeps statistics of, and the next ``carry``.
     """
+    if len(rewards) == 0:
+        return rewards, carry
     earned = rewards.masked_fill(~valid, 0.0)
     ended = ended & valid
     decay = torch.ones_like(rewards).masked_fill(valid, gamma)
     decay[1:].masked_fill_(ended[:-1], 0.0)
-    running = torch.empty_like(rewards)
-    for step in range(len(rewards)):
-        carry = torch.addcmul(earned[step], decay[step], carry)
-        running[step] = carry
-    return running, carry if len(ended) == 0 else carry.masked_fill(ended[-1], 0.0)
+    sums = _accumulated(earned, decay, carry)
+    return torch.stack(sums).to(rewards.dtype), sums[-1].masked_fill(ended[-1], 0.0)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from muster.rank.state import Standing
 from muster.rl.config import PpoConfig
+from muster.rl.losses import discounted_running
 
 
 @dataclass(kw_only=True)
@@ -29,9 +30,6 @@ class Running:
             is_new=torch.ones(num_envs, dtype=torch.bool, device=device),
         )
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        return {"total": self.total, "length": self.length, "is_new": self.is_new}
-
 
 def count_episodes(
     running: Running, rewards: Tensor, ended: Tensor, valid: Tensor, extras: Mapping[str, Tensor]
@@ -42,20 +40,19 @@ def count_episodes(
     returns, sum of lengths, then the sum of each extra in the order of their names. Ranks add
     these.
     """
-    sums = torch.zeros(3 + len(extras), dtype=torch.float64, device=rewards.device)
-    names = sorted(extras)
-    rewards, is_over = rewards.double() * valid, ended & valid
-    for t in range(len(rewards)):
-        over = is_over[t]
-        running.total = running.total + rewards[t]
-        running.length = running.length + valid[t]
-        told = [torch.ones_like(running.total), running.total, running.length.double()]
-        told += [extras[name][t].double() for name in names]
-        sums += torch.where(over, torch.stack(told), 0.0).sum(1)
-        running.total = torch.where(over, 0.0, running.total)
-        running.length = torch.where(over, 0, running.length)
-        running.is_new = running.is_new & ~over
-    return torch.cat([running.is_new.sum().double().unsqueeze(0), sums])
+    is_over = ended & valid
+    totals, running.total = discounted_running(
+        rewards.double(), running.total, is_over, valid, gamma=1.0
+    )
+    lengths, length = discounted_running(
+        valid.double(), running.length.double(), is_over, valid, gamma=1.0
+    )
+    running.length = length.long()
+    running.is_new = running.is_new & ~is_over.any(0)
+    known = [torch.ones_like(totals), totals, lengths]
+    known += [extras[name].double() for name in sorted(extras)]
+    sums = [torch.where(is_over, values, 0.0).sum() for values in known]
+    return torch.stack([running.is_new.sum().double(), *sums])
 
 
 class Window:
@@ -137,53 +134,33 @@ class AgentProgress(Standing):
             self.evaluations_since_best += 1
         return self.improves(value, self.steps, higher_is_better=higher_is_better)
 
-
-@dataclass(frozen=True, kw_only=True)
-class AgentLimits:
-    """When a training is over."""
-
-    num_steps: int | None
-    num_episodes: int | None
-    patience: int | None
-    eval_frequency: int
-
-    @staticmethod
-    def of(config: PpoConfig) -> AgentLimits:
-        return AgentLimits(
-            num_steps=config.num_steps,
-            num_episodes=config.num_episodes,
-            patience=config.patience,
-            eval_frequency=config.eval_frequency,
-        )
-
-    def fraction(self, progress: AgentProgress) -> float:
+    def fraction(self, config: PpoConfig) -> float:
         """The part of the training that is done, in [0, 1]; schedules follow it."""
         parts = [0.0]
-        if self.num_steps is not None:
-            parts.append(progress.steps / self.num_steps)
-        if self.num_episodes is not None:
-            parts.append(progress.episodes / self.num_episodes)
+        if config.num_steps is not None:
+            parts.append(self.steps / config.num_steps)
+        if config.num_episodes is not None:
+            parts.append(self.episodes / config.num_episodes)
         return min(1.0, max(parts))
 
-    def is_over(self, progress: AgentProgress) -> str | None:
+    def over(self, config: PpoConfig) -> str | None:
         """Why the training is over, or None."""
-        if self.num_steps is not None and progress.steps >= self.num_steps:
-            return f"--num-steps {self.num_steps}"
-        if self.num_episodes is not None and progress.episodes >= self.num_episodes:
-            return f"--num-episodes {self.num_episodes}"
-        idle = progress.episodes - progress.episodes_at_best
-        many = progress.evaluations_since_best
+        if config.num_steps is not None and self.steps >= config.num_steps:
+            return f"--num-steps {config.num_steps}"
+        if config.num_episodes is not None and self.episodes >= config.num_episodes:
+            return f"--num-episodes {config.num_episodes}"
+        idle, many = self.episodes - self.episodes_at_best, self.evaluations_since_best
         # Environments may all end their episodes in one update: a jump over --patience between
         # two evaluations is no evidence.
-        if self.patience is not None and idle >= self.patience and many >= _LEAST_EVALUATIONS:
+        if config.patience is not None and idle >= config.patience and many >= _LEAST_EVALUATIONS:
             return f"no better smoothed validation return in {idle} episodes, {many} evaluations"
         return None
 
-    def wants_evaluation(self, progress: AgentProgress) -> bool:
-        """Whether an evaluation is due after the update that has led to ``progress``."""
-        if self.is_over(progress) is not None:
+    def wants_evaluation(self, config: PpoConfig) -> bool:
+        """Whether an evaluation is due after the latest update."""
+        if self.over(config) is not None:
             return True
-        return self.eval_frequency > 0 and progress.updates % self.eval_frequency == 0
+        return config.eval_frequency > 0 and self.updates % config.eval_frequency == 0
 
 
 def between(start: float, end: float | None, fraction: float) -> float:

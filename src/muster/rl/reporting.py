@@ -12,7 +12,7 @@ from muster.base.errors import MusterError
 from muster.rank.life import Results
 from muster.rank.record import write_results
 from muster.rl.environment import Split
-from muster.rl.evaluation import Episodes, play
+from muster.rl.evaluation import play
 from muster.rl.losses import explained_variance
 from muster.rl.setup import AgentRun, place_of
 from muster.rl.task import make_environments
@@ -39,16 +39,8 @@ def update_values(
         "update": progress.updates,
         "episodes": progress.episodes,
         **run.window.means(),
-        "policy_loss": learned.policy_loss,
-        "value_loss": learned.value_loss,
-        "entropy": learned.entropy,
-        "kl": learned.kl,
-        "first_kl": learned.first_kl,
-        "clip_share": learned.clip_share,
+        **vars(learned),
         "explained_variance": float(explained_variance(agreed.variance_sums)),
-        "grad_norm": learned.grad_norm,
-        "minibatches": learned.num_minibatches,
-        "stopped_early": learned.stopped_early,
         "lr": lr,
         "entropy_coef": entropy_coef,
         "steps_per_s": run.config.rollout_steps * run.num_envs / seconds,
@@ -119,15 +111,11 @@ def evaluate(run: AgentRun, split: Split) -> dict[str, float]:
             )
         finally:
             env.close()
-        found = _values(episodes)
+        named = {"return": episodes.returns, "length": episodes.lengths, **episodes.extras}
+        found = {name: values.double().tolist() for name, values in named.items()}
     everyone = [part for part in gang.council.gather(found) if part]
     joined = {name: [v for part in everyone for v in part[name]] for name in everyone[0]}
     return {name: sum(values) / len(values) for name, values in joined.items()}
-
-
-def _values(episodes: Episodes) -> dict[str, list[float]]:
-    named = {"return": episodes.returns, "length": episodes.lengths, **episodes.extras}
-    return {name: values.double().tolist() for name, values in named.items()}
 
 
 def sum_up(run: AgentRun, why: str) -> Results:
@@ -137,14 +125,14 @@ def sum_up(run: AgentRun, why: str) -> Results:
     if chosen is not None:
         run.policy.normaliser.renew()
     metrics = {str(split): evaluate(run, split) for split in run.task.judged_on}
-    told: Mapping[str, Any] | None = None
+    judged: Mapping[str, Any] | None = None
     if run.gang.is_first:
         folder.figures.mkdir(exist_ok=True)
         run.policy.eval()
-        told = run.task.finish(run.policy, run.gang.device, config.seed, folder.figures)
+        judged = run.task.finish(run.policy, run.gang.device, config.seed, folder.figures)
         if not any(folder.figures.iterdir()):
             folder.figures.rmdir()
-    shared = run.gang.council.share(dict(told or {}))
+    shared = run.gang.council.share(dict(judged or {}))
     metrics.update(shared.get("metrics", {}))
     results: Results = {
         "ended_because": why,

@@ -7,10 +7,10 @@ values of final observations are computed once, after the last step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from muster.rl.environment import (
     Place,
     VectorEnv,
     as_number,
-    check_final,
     check_masks,
+    check_observation,
     check_outcome,
     check_same_kind,
 )
@@ -42,17 +42,9 @@ class PhaseClock:
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []
 
-    def acting(self) -> Any:
-        return self._measure("acting")
-
-    def stepping(self) -> Any:
-        return self._measure("stepping")
-
-    def learning(self) -> Any:
-        return self._measure("learning")
-
     @contextmanager
-    def _measure(self, phase: str) -> Iterator[None]:
+    def measure(self, phase: Literal["acting", "stepping", "learning"]) -> Iterator[None]:
+        """Add the time that is spent inside to ``phase``."""
         if self._is_cuda:
             make: Any = torch.cuda.Event
             first, last = make(enable_timing=True), make(enable_timing=True)
@@ -195,40 +187,43 @@ def collect(
     spec = env.spec
     random = _random_numbers(spec, place, carry.num_steps, num_steps)
     who = f"The environments {spec.name!r}"
-    kept = _Columns(num_steps, who)
+    observed: list[Observation] = []
+    rows: list[dict[str, Tensor]] = []
+    extras: list[dict[str, Tensor]] = []
     waits = place.device.type == "cpu"
     finals = Finals(spec, num_steps, carry.starts, waits=waits)
     start = {name: value.clone() for name, value in carry.state.items()}
     for t in range(num_steps):
-        with clock.acting():
+        _append(who, observed, carry.observation)
+        with clock.measure("acting"):
             made = actor(carry.observation, carry.state, carry.starts, random[t])
-        with clock.stepping():
+        with clock.measure("stepping"):
             outcome = env.step(made.actions)
         if t == 0:
             check_outcome(who, spec, outcome)
-        kept.put(t, "observation", carry.observation)
-        kept.put(t, "", {
+        _append(who, rows, {
             "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
             "values": made.value, "rewards": as_number(outcome.reward),
             "terminated": outcome.terminated, "truncated": outcome.truncated,
             "valid": outcome.valid,
         })  # fmt: skip
-        kept.put(t, "extras", {name: outcome.extras[name] for name in spec.extras})
+        _append(who, extras, {name: outcome.extras[name] for name in spec.extras})
         finals.keep(t, outcome.truncated, outcome.final, made.state)
         carry.observation, carry.state = outcome.observation, made.state
         carry.starts = outcome.starts
-    check_masks(who, kept.group("observation"), kept.group("")["valid"])
+    observation, columns = _stacked(observed), _stacked(rows)
+    check_masks(who, observation, columns["valid"])
     carry.num_steps += num_steps
-    with clock.acting():
+    with clock.measure("acting"):
         last_value = actor.value(carry.observation, carry.state, carry.starts)
         bootstrap = finals.values(actor, last_value)
     return Rollout(
-        observation=kept.group("observation"),
-        extras=kept.group("extras"),
+        observation=observation,
+        extras=_stacked(extras),
         state=start,
         bootstrap=bootstrap,
         last_value=last_value,
-        **kept.group(""),
+        **columns,
     )
 
 
@@ -240,25 +235,19 @@ def _random_numbers(spec: EnvSpec, place: Place, first: int, num_steps: int) -> 
     return draw(spec.actions, place.seed, ACTION, rows, counter.unsqueeze(1).expand_as(rows))
 
 
-class _Columns:
-    """Named tensors [T, ...] that are filled step by step."""
+def _append(who: str, steps: list[dict[str, Tensor]], values: dict[str, Tensor]) -> None:
+    """Keep the ``values`` of one more step. TargetError where they are not as the first ones were.
 
-    def __init__(self, num_steps: int, who: str) -> None:
-        """``who`` gives them, in errors."""
-        self._num_steps, self._who = num_steps, who
-        self._groups: dict[str, dict[str, Tensor]] = {}
+    They are not copied, because environments never write into what they have returned.
+    """
+    for name, first in (steps[0] if steps else values).items():
+        check_same_kind(who, name, first, values.get(name))
+    steps.append({**values})
 
-    def put(self, t: int, group: str, values: Mapping[str, Tensor]) -> None:
-        columns = self._groups.setdefault(group, {})
-        for name, value in values.items():
-            if name not in columns:
-                columns[name] = value.new_empty((self._num_steps, *value.shape))
-            row = columns[name][t]
-            check_same_kind(self._who, name, row, value)
-            row.copy_(value)
 
-    def group(self, name: str) -> dict[str, Tensor]:
-        return self._groups.get(name, {})
+def _stacked(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors [T, ...] by name."""
+    return {name: torch.stack([values[name] for values in steps]) for name in steps[0]}
 
 
 class Finals:
@@ -293,7 +282,7 @@ class Finals:
         if not self._waits and not final:
             self._is_lacking = self._is_lacking | truncated.any()
             return
-        check_final(self._who, self._spec, final)
+        check_observation(self._who, self._spec, final, "step, final")
         named = {f"o/{name}": value for name, value in final.items()}
         named |= {f"s/{name}": value for name, value in state.items()}
         if self._waits:
@@ -332,7 +321,7 @@ class Finals:
             columns = {name: torch.cat([part[name] for *_, part in self._kept]) for name in names}
             return times, torch.cat([rows for _, rows, _ in self._kept]), columns
         if bool(self._is_lacking):
-            check_final(self._who, self._spec, {})
+            check_observation(self._who, self._spec, {}, "step, final")
         if int(self._count.max()) > self.num_slots:
             raise UsageError(
                 f"{self._spec.name} was truncated {int(self._count.max())} times in "

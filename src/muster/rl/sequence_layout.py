@@ -139,13 +139,13 @@ def lay_out(segments: Segments, costs: Costs | None, needs_final: bool) -> Layou
         ends = _cheapest_ends(lengths, rows_after, costs)
         if needs_final:
             ends = np.union1d(ends, segments.length[last])
-        if _stretches_cost(segments, costs) <= _segments_cost(ends, lengths, rows_after, costs):
-            return None
     begins = np.append(0, ends[:-1])
     rows = rows_after[np.searchsorted(lengths, begins, side="right")]
     left = np.append(rows[1:], 0)
     calls = list(zip((ends - begins).tolist(), rows.tolist(), left.tolist(), strict=True))
     widths = np.repeat(rows, ends - begins)
+    if costs is not None and _stretches_cost(segments, costs) <= _segments_cost(calls, costs):
+        return None
     return Layout(calls, widths, _places(segments, widths, last))
 
 
@@ -187,15 +187,9 @@ def _cheapest_ends(
     return np.array(path[::-1], np.int64)
 
 
-def _segments_cost(
-    ends: NDArray[np.int64], lengths: NDArray[np.int64], rows_after: NDArray[np.int64], costs: Costs
-) -> float:
-    begins = np.append(0, ends[:-1])
-    rows = rows_after[np.searchsorted(lengths, begins, side="right")]
-    shapes = list(zip((ends - begins).tolist(), rows.tolist(), strict=True))
-    calls = sum(costs.of(*shape) for shape in shapes)
-    area: int = sum(steps * rows for steps, rows in shapes)
-    return calls + costs.copy * area + costs.arrange
+def _segments_cost(calls: list[tuple[int, int, int]], costs: Costs) -> float:
+    running = sum(costs.of(steps, rows) for steps, rows, _ in calls)
+    return running + costs.copy * sum(steps * rows for steps, rows, _ in calls) + costs.arrange
 
 
 def _stretches_cost(segments: Segments, costs: Costs) -> float:

@@ -11,8 +11,6 @@ packed     The same without padding, in one call: cuDNN's sequences of different
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -145,9 +143,9 @@ def in_segments(
     That needs a ``layout`` made with ``needs_final`` or, as does ``is_packed``, one without costs.
     """
     steps, rows = inputs.shape[:2]
-    places = _Places(*(_to_device(array, inputs.device) for array in layout.places))
-    flat = inputs.reshape(steps * rows, -1).index_select(0, places.gather)
-    h, c = (_with_empty_row(part).index_select(0, places.initial) for part in state)
+    gather, scatter, initial, final = (_to_device(a, inputs.device) for a in layout.places)
+    flat = inputs.reshape(steps * rows, -1).index_select(0, gather)
+    h, c = (_with_empty_row(part).index_select(0, initial) for part in state)
     ended: list[LstmState] = []
     if is_packed:
         widths = torch.from_numpy(layout.widths)
@@ -168,21 +166,12 @@ def in_segments(
             c, ended_c = torch.split_with_sizes(c, [num_left, width - num_left])
             ended.append((ended_h, ended_c))
         data = torch.cat(pieces)
-    outputs = data.index_select(0, places.scatter).view(steps, rows, -1)
+    outputs = data.index_select(0, scatter).view(steps, rows, -1)
     if not needs_final:
         return outputs, None
     # A later call ends longer segments, and their rows come first.
-    all_h, all_c = (torch.cat([part[i] for part in reversed(ended)]) for i in (0, 1))
-    return outputs, (all_h.index_select(0, places.final), all_c.index_select(0, places.final))
-
-
-class _Places(NamedTuple):
-    """``layout.places`` on the device."""
-
-    gather: Tensor
-    scatter: Tensor
-    initial: Tensor
-    final: Tensor
+    all_h, all_c = (torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
+    return outputs, (all_h.index_select(0, final), all_c.index_select(0, final))
 
 
 def _call(lstm: nn.LSTM, inputs: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:

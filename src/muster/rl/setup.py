@@ -36,13 +36,13 @@ from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv, check_observation
 from muster.rl.evaluation import rehearse
 from muster.rl.policy import Policy
-from muster.rl.progress import AgentLimits, AgentProgress, Running, Window
+from muster.rl.progress import AgentProgress, Running, Window
 from muster.rl.rollout import Actor, Carry, PhaseClock
 from muster.rl.statistics import ReturnScale
 from muster.rl.task import AgentTask, make_environments
 from muster.run.folder import RunFolder
 
-#: Seeds of the splits' environments are apart.
+#: Mixed into --seed, so that the environments of the splits draw different numbers.
 _SPLIT_SEEDS: dict[Split, int] = {"train": 11, "val": 12, "test": 13}
 
 
@@ -64,16 +64,16 @@ class AgentRun:
     scaler: torch.amp.GradScaler | None
     return_scale: ReturnScale
     actor: Actor
-    carry: Carry
-    running: Running
-    discounted: torch.Tensor
     window: Window
-    limits: AgentLimits
     progress: AgentProgress
     state: State
     clock: PhaseClock
     num_parameters: int
     measured: dict[str, float] = field(default_factory=dict)
+    #: Rows of this rank's environments: begun anew, or read from a checkpoint.
+    carry: Carry = field(init=False)
+    running: Running = field(init=False)
+    discounted: Tensor = field(init=False)
 
     @property
     def num_envs(self) -> int:
@@ -83,7 +83,7 @@ class AgentRun:
     @property
     def fraction(self) -> float:
         """The part of the training that is done, in [0, 1]; schedules follow it."""
-        return self.limits.fraction(self.progress)
+        return self.progress.fraction(self.config)
 
 
 def _window(spec: EnvSpec, config: PpoConfig, gang: Gang) -> Window:
@@ -144,7 +144,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     )
     fused = may_fuse(replica.parameters) or None
     optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5, fused=fused)
-    num_envs, device, scaler = config.num_envs, gang.device, precision.scaler()
+    scaler = precision.scaler()
     run = AgentRun(
         task=task,
         config=config,
@@ -158,30 +158,22 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         replica=replica,
         optimizer=optimizer,
         scaler=scaler,
-        return_scale=ReturnScale().to(device),
+        return_scale=ReturnScale().to(gang.device),
         actor=Actor(policy, env.spec, precision, compiled=config.compile),
-        carry=Carry(
-            observation={},
-            state=policy.initial_state(num_envs, device),
-            starts=torch.ones(num_envs, dtype=torch.bool, device=device),
-        ),
-        running=Running.fresh(num_envs, device),
-        discounted=torch.zeros(num_envs, dtype=torch.float64, device=device),
         window=_window(env.spec, config, gang),
-        limits=AgentLimits.of(config),
         progress=AgentProgress(),
         # Sharded: every rank has environments of its own.
         state=State(start, policy, optimizer, scaler, is_sharded=True, keep=config.keep),
-        clock=PhaseClock(device),
+        clock=PhaseClock(gang.device),
         num_parameters=sum(p.numel() for p in policy.parameters()),
     )
     if checkpoint is None:
-        run.carry.observation = env.reset()
+        _begin_episodes(run)
         who = f"The environments of {type(task).__name__}"
         check_observation(who, env.spec, run.carry.observation)
     else:
         _go_on(run, checkpoint, extra)
-    if run.limits.is_over(run.progress) is None:
+    if run.progress.over(config) is None:
         one = partial(place_of, config, gang, num_envs=1)
         rehearse(task, policy, env.spec, gang, config.seed, one, say)
     return run
@@ -245,14 +237,19 @@ def _begin_anew(run: AgentRun) -> None:
     run.place = dataclasses.replace(run.place, seed=mix(run.place.seed, run.progress.updates))
     run.env = make_environments(run.task, "train", run.place)
     run.window = _window(run.env.spec, run.config, run.gang)
-    device = run.gang.device
+    _begin_episodes(run)
+
+
+def _begin_episodes(run: AgentRun) -> None:
+    """Begin an episode in every environment, with an empty memory and no reward yet."""
+    num_envs, device = run.place.num_envs, run.gang.device
     run.carry = Carry(
         observation=run.env.reset(),
-        state=run.policy.initial_state(run.place.num_envs, device),
-        starts=torch.ones(run.place.num_envs, dtype=torch.bool, device=device),
+        state=run.policy.initial_state(num_envs, device),
+        starts=torch.ones(num_envs, dtype=torch.bool, device=device),
     )
-    run.running = Running.fresh(run.place.num_envs, device)
-    run.discounted = torch.zeros(run.place.num_envs, dtype=torch.float64, device=device)
+    run.running = Running.fresh(num_envs, device)
+    run.discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
 
 Rows = dict[str, Tensor]

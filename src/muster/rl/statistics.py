@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,37 @@ class Moments(nn.Module):
         return total[0], sums, squares
 
 
+class _Entry(Moments):
+    """Moments of one entry, and what normalising takes of them: computed when they change and not
+    at every step.
+    """
+
+    shift: Tensor
+    factor: Tensor
+    limit: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        starts = {"shift": (0.0, shape), "factor": (1.0, shape), "limit": (math.inf, ())}
+        for name, (start, size) in starts.items():
+            values = torch.full(size, start, dtype=torch.float64)
+            self.register_buffer(name, values, persistent=False)
+
+    def renew(self, clip: float) -> None:
+        """Follow the moments (in place: a CUDA graph sees it)."""
+        is_known = self.count > 0
+        self.shift.copy_(torch.where(is_known, self.mean, 0.0))
+        self.factor.copy_(torch.where(is_known, 1 / self.std(), 1.0))
+        self.limit.copy_(torch.where(is_known, clip, torch.inf))
+
+    def forward(self, values: Tensor) -> Tensor:
+        # At least float32, but not float64 for float32: this runs at every step.
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        limit = self.limit.to(dtype)
+        scaled = (values.to(dtype) - self.shift.to(dtype)) * self.factor.to(dtype)
+        return scaled.clamp(-limit, limit).to(values.dtype)
+
+
 class Normaliser(nn.Module):
     """(x - mean) / standard deviation of every entry of an observation, clipped.
 
@@ -100,8 +131,7 @@ class Normaliser(nn.Module):
         self.clip = clip
         self.enabled = enabled
         self._places = {name: place for place, name in enumerate(shapes)}
-        self.moments = nn.ModuleList(Moments(tuple(shape)) for shape in shapes.values())
-        self.scales = nn.ModuleList(_Scale(tuple(shape)) for shape in shapes.values())
+        self.moments = nn.ModuleList(_Entry(tuple(shape)) for shape in shapes.values())
         # Untyped in torch.
         self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
@@ -113,9 +143,7 @@ class Normaliser(nn.Module):
         """``values`` ``[..., *shape]`` normalised, in their dtype."""
         if not self.enabled:
             return values
-        scale = self.scales[self._places[name]]
-        assert isinstance(scale, _Scale)
-        normalised: Tensor = scale(values)
+        normalised: Tensor = self.moments[self._places[name]](values)
         return normalised
 
     def deltas(self, values: Mapping[str, Tensor], valid: Tensor) -> Tensor:
@@ -124,9 +152,8 @@ class Normaliser(nn.Module):
         ``values`` are ``[rows, *shape]`` by name, ``valid`` is bool [rows]. Names that were not
         announced are left out; one that is missing is a KeyError.
         """
-        return torch.cat(
-            [moments.deltas(values[name], valid) for name, moments, _ in self._entries()]
-        )
+        entries = zip(self.names, self._entries, strict=True)
+        return torch.cat([entry.deltas(values[name], valid) for name, entry in entries])
 
     def centre(self, total: Tensor) -> None:
         """Take the following sums about the mean of ``total``; call it before the first ``absorb``.
@@ -134,31 +161,26 @@ class Normaliser(nn.Module):
         Nothing is counted. Where a mean is more than about 10,000 standard deviations from 0, the
         variance of the first rows has few correct digits without it.
         """
-        for (_, moments, _), part in zip(self._entries(), self._split(total), strict=True):
-            moments.centre(part)
+        for entry, part in zip(self._entries, self._split(total), strict=True):
+            entry.centre(part)
 
     def absorb(self, total: Tensor) -> None:
         """Merge the deltas of all ranks, added."""
-        for (_, moments, scale), part in zip(self._entries(), self._split(total), strict=True):
-            moments.absorb(part)
-            scale.follow(moments, self.clip)
+        for entry, part in zip(self._entries, self._split(total), strict=True):
+            entry.absorb(part)
+        self.renew()
 
     def renew(self) -> None:
         """Use the statistics that have been read into the buffers from a checkpoint."""
-        for _, moments, scale in self._entries():
-            scale.follow(moments, self.clip)
+        for entry in self._entries:
+            entry.renew(self.clip)
 
     def _split(self, total: Tensor) -> tuple[Tensor, ...]:
-        sizes = [moments.num_deltas for _, moments, _ in self._entries()]
-        return torch.split_with_sizes(total, sizes)
+        return torch.split_with_sizes(total, [entry.num_deltas for entry in self._entries])
 
-    def _entries(self) -> list[tuple[str, Moments, _Scale]]:
-        entries = []
-        for name, moments, scale in zip(self.names, self.moments, self.scales, strict=True):
-            assert isinstance(moments, Moments)
-            assert isinstance(scale, _Scale)
-            entries.append((name, moments, scale))
-        return entries
+    @property
+    def _entries(self) -> list[_Entry]:
+        return cast(list[_Entry], list(self.moments))
 
 
 class ReturnScale(nn.Module):
@@ -187,35 +209,6 @@ class ReturnScale(nn.Module):
     def absorb(self, total: Tensor) -> None:
         """Merge the deltas of all ranks, added."""
         self.moments.absorb(total)
-
-
-class _Scale(nn.Module):
-    """What a call of the normaliser needs, computed when the statistics change and not per step."""
-
-    shift: Tensor
-    factor: Tensor
-    limit: Tensor
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        for name, start in (("shift", 0.0), ("factor", 1.0)):
-            values = torch.full(shape, start, dtype=torch.float64)
-            self.register_buffer(name, values, persistent=False)
-        limit = torch.tensor(torch.inf, dtype=torch.float64)
-        self.register_buffer("limit", limit, persistent=False)
-
-    def follow(self, moments: Moments, clip: float) -> None:
-        is_known = moments.count > 0
-        self.shift.copy_(torch.where(is_known, moments.mean, 0.0))
-        self.factor.copy_(torch.where(is_known, 1 / moments.std(), 1.0))
-        self.limit.copy_(torch.where(is_known, clip, torch.inf))
-
-    def forward(self, values: Tensor) -> Tensor:
-        # At least float32, but not float64 for float32: this runs at every step.
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        limit = self.limit.to(dtype)
-        scaled = (values.to(dtype) - self.shift.to(dtype)) * self.factor.to(dtype)
-        return scaled.clamp(-limit, limit).to(values.dtype)
 
 
 def _after_loading(module: nn.Module, _: object) -> None:

@@ -80,23 +80,24 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
         run.policy.normaliser.deltas(watched, valid.flatten()),
         run.return_scale.deltas(discounted, valid),
     ]
-    told = (stop, save, run.replica.trains_others)
+    flags = (stop, save, run.replica.trains_others)
     own = torch.cat([part.double().flatten() for part in parts]).cpu()
-    total = torch.tensor(
-        run.gang.council.add([*map(float, told), *own.tolist()]).wait(), dtype=torch.float64
-    )
-    sums = torch.split(total[len(told) :], [part.numel() for part in parts])
+    added = run.gang.council.add([*map(float, flags), *own.tolist()]).wait()
+    is_set = [value > 0 for value in added[: len(flags)]]
+    all_sums = torch.tensor(added[len(flags) :], dtype=torch.float64)
+    sums = torch.split(all_sums, [part.numel() for part in parts])
     # An extra that is NaN is no reason to stop; a NaN in what is learnt from is.
     is_finite = bool(torch.isfinite(torch.cat(sums[1:])).all())
     squares = squared_deviations(returns.advantages, valid, sums[1].to(valid.device))
+    all_squares = run.gang.council.add([float(squares)]).wait()
     return Agreed(
-        stop=bool(total[0] > 0),
-        save=bool(total[1] > 0),
-        changed=bool(total[2] > 0),
+        stop=is_set[0],
+        save=is_set[1],
+        changed=is_set[2],
         is_finite=is_finite,
         episode_sums=sums[0].tolist(),
         advantage_sums=sums[1],
-        advantage_squares=torch.tensor(run.gang.council.add([float(squares)]).wait()).double()[0],
+        advantage_squares=torch.tensor(all_squares[0], dtype=torch.float64),
         variance_sums=sums[2],
         observation_deltas=sums[3],
         return_deltas=sums[4],
@@ -104,7 +105,7 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
 
 
 def end_for_rollout(run: AgentRun, rollout: Rollout) -> NoReturn:
-    """Raise NonFinite for a rollout; all ranks must call it together, and all tell the same."""
+    """Raise NonFinite for a rollout; all ranks must call it together, and all say the same."""
     found = [each for each in run.gang.council.gather(_not_finite(run, rollout)) if each]
     if found:
         end_for_nan(run, found[0], "correct what the environment gives")
@@ -173,18 +174,18 @@ class Experience(NamedTuple):
 class Learned:
     """Means over all valid steps of all ranks and minibatches.
 
-    The distance of the first ratio from 1 is 0 but for rounding; otherwise acting and learning have
-    not computed the same.
+    ``first_kl``, of the first minibatch, is 0 but for rounding; otherwise acting and learning have
+    not computed the same. ``grad_norm``: mean over the steps that were applied.
     """
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
     entropy: float = 0.0
     kl: float = 0.0
+    first_kl: float = 0.0
     clip_share: float = 0.0
     grad_norm: float = 0.0
-    first_kl: float = 0.0
-    num_minibatches: int = 0
+    minibatches: int = 0
     stopped_early: bool = False
 
 
@@ -209,16 +210,18 @@ def update(run: AgentRun, experience: Experience, entropy_coef: float) -> Learne
             agreed = run.gang.council.add(terms).wait()
             _check_finite(run, agreed)
             kl = agreed[3] / count
-            if learned.num_minibatches == 0:
+            if learned.minibatches == 0:
                 learned.first_kl = kl
             sums = [a + b for a, b in zip(sums, agreed, strict=True)]
-            learned.num_minibatches += 1
+            learned.minibatches += 1
             if config.target_kl is not None and kl > _KL_MARGIN * config.target_kl:
                 run.optimizer.zero_grad(set_to_none=False)
                 learned.stopped_early = True
                 return _means(learned, sums, norms)
             BEACON.phase = "optimizer"
-            norms.append(_step(run))
+            norm = _step(run)
+            if math.isfinite(norm):  # in fp16 a gradient that overflows is not applied
+                norms.append(norm)
     return _means(learned, sums, norms)
 
 
@@ -255,7 +258,7 @@ def _accumulate(
     config, pieces = run.config, rows.chunk(run.config.grad_accum_steps)
     # DDP's buckets are the gradients; alone, nothing is cleared and then added to.
     run.optimizer.zero_grad(set_to_none=run.gang.num_ranks == 1)
-    told = []
+    per_piece = []
     for number, piece in enumerate(pieces):
         with run.replica.synchronised(is_last=number == len(pieces) - 1):
             terms = _terms(run, experience, plan.select(piece), piece)
@@ -267,8 +270,8 @@ def _accumulate(
             loss.backward()  # type: ignore[no-untyped-call]
         if number == len(pieces) - 1:
             run.replica.check_complete(_ALL_USED)
-        told.append(torch.stack([term.detach().double() for term in terms]))
-    sums: list[float] = torch.stack(told).sum(0).tolist()
+        per_piece.append(torch.stack([term.detach().double() for term in terms]))
+    sums: list[float] = torch.stack(per_piece).sum(0).tolist()
     return sums
 
 
@@ -296,17 +299,18 @@ def _terms(run: AgentRun, experience: Experience, plan: SequencePlan, rows: Tens
 
 
 def _step(run: AgentRun) -> float:
+    """Clip the gradient and apply it; returns its norm, which is the same on all ranks."""
     if run.scaler is not None:
         run.scaler.unscale_(run.optimizer)
-    norm = float(run.replica.clip(run.config.max_grad_norm))  # global: the same on all ranks
-    if run.scaler is None and not math.isfinite(norm):
-        advice = f"{_LOWER_LR} look at the policy's own functions"
-        end_for_nan(run, f"The gradient, of norm {norm},", advice)
+    norm = float(run.replica.clip(run.config.max_grad_norm))
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
-    else:
+    elif math.isfinite(norm):
         run.optimizer.step()
+    else:
+        advice = f"{_LOWER_LR} look at the policy's own functions"
+        end_for_nan(run, f"The gradient, of norm {norm},", advice)
     return norm
 
 

@@ -13,9 +13,7 @@ How the specification is read where it leaves a choice:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 NUM_SLOTS = 10
@@ -146,18 +144,16 @@ _SPACES = {
 }
 
 
-@cache
 def action_space(name: Literal["31", "91"]) -> ActionSpace:
     return _SPACES[name]
 
 
 def payoff(strategy: Strategy, spot: float) -> float:
     """What one contract's options pay at expiry: per share, in units of the opening price."""
-    of: dict[str, Callable[[float], float]] = {
-        "call": lambda strike: max(spot - strike, 0.0),
-        "put": lambda strike: max(strike - spot, 0.0),
-    }
-    return sum(leg.ratio * of[leg.option](leg.strike) for leg in strategy.legs)
+    return sum(
+        leg.ratio * max(0.0, spot - leg.strike if leg.option == "call" else leg.strike - spot)
+        for leg in strategy.legs
+    )
 
 
 def most_owed(strategy: Strategy) -> float:

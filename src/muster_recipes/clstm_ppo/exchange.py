@@ -19,7 +19,6 @@ from muster_recipes.clstm_ppo.quotes import Conditions, Legs, Rules, legs_of
 class Exchange:
     """``bars`` float64 [bars, 4] has the columns of ``Conditions``."""
 
-    config: ClstmPpoConfig
     space: ActionSpace
     bars: Tensor
     legs: Legs
@@ -39,7 +38,6 @@ class Exchange:
             can_close=space.num_closing > 0,
         )
         return Exchange(
-            config=config,
             space=space,
             bars=bars,
             legs=legs,

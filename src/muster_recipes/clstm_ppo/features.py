@@ -28,17 +28,10 @@ VOLUME_BARS = 20
 
 def features_of(bars: Bars, calendar: Calendar) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     """Names, and values [B, number of names]."""
-    columns = {
-        name: np.concatenate(pieces)
-        for name, pieces in _by_name(
-            [_of_symbol(bars, part, calendar.bars_per_year) for part in bars.ranges()]
-        ).items()
-    } | _of_time(bars.time, calendar.is_intraday)
+    symbols = [_of_symbol(bars, part, calendar.bars_per_year) for part in bars.ranges()]
+    columns = {name: np.concatenate([each[name] for each in symbols]) for name in symbols[0]}
+    columns |= _of_time(bars.time, calendar.is_intraday)
     return tuple(columns), np.stack(list(columns.values()), axis=1).astype(np.float32)
-
-
-def _by_name(symbols: list[dict[str, Array]]) -> dict[str, list[Array]]:
-    return {name: [columns[name] for columns in symbols] for name in symbols[0]}
 
 
 def _of_symbol(bars: Bars, part: slice, bars_per_year: float) -> dict[str, Array]:

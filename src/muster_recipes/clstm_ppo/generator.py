@@ -23,14 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from muster.agents import streams
-from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, COLUMNS, Bars
-from muster_recipes.clstm_ppo.black_scholes import RATE
+from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, COLUMNS, Array, Bars
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
-
-Array = NDArray[np.float64]
+from muster_recipes.clstm_ppo.quotes import RATE
 
 #: The market is open every day. With weekends, 30 days would hold 21 or 22 bars of a 252nd of a
 #: year each: more variance than options over 30 days are priced with.
@@ -67,9 +64,9 @@ def simulate(config: ClstmPpoConfig) -> Simulated:
     """The paths that the settings ``sim_*`` describe."""
     relaxation_bars = BARS_PER_YEAR / config.sim_mean_reversion
     burn_in = min(math.ceil(_RELAXATIONS * relaxation_bars), _MAX_BURN_IN)
-    symbol = torch.arange(config.sim_symbols).unsqueeze(1)
-    bar = torch.arange(-burn_in, config.sim_bars).unsqueeze(0)
-    symbol, bar = (part.contiguous() for part in torch.broadcast_tensors(symbol, bar))  # type: ignore[no-untyped-call]
+    bars = torch.arange(-burn_in, config.sim_bars)
+    symbol = torch.arange(config.sim_symbols).unsqueeze(1).expand(-1, len(bars)).contiguous()
+    bar = bars.expand_as(symbol).contiguous()
     # Even counters for what moves the prices, odd ones for the switches of the drift.
     normals = streams.normal(
         config.sim_seed, _MARKET, symbol, 2 * bar, 2 * STEPS_PER_BAR + 1

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from muster.agents import EnvFace, Maker, Split, VectorEnvFace
 
 ID = "muster/Options-v0"
-_SPLITS = ("train", "val", "test")
 
 
 def register() -> None:
@@ -70,11 +69,11 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
 
     from muster.agents import BatchedEnv, Place
     from muster_recipes.clstm_ppo.exchange import Exchange
-    from muster_recipes.clstm_ppo.load import load_market
+    from muster_recipes.clstm_ppo.load import SPLITS, load_market
     from muster_recipes.clstm_ppo.options_env import OptionsEnv
 
-    if split not in _SPLITS:
-        raise UnknownNameError("split", split, list(_SPLITS))
+    if split not in SPLITS:
+        raise UnknownNameError("split", split, list(SPLITS))
     config = _config(settings)
     market = load_market(config, lambda _: None)
     exchange = Exchange.of(market, config, torch.device(device))

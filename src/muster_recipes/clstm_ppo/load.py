@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from muster import UsageError
+from muster.agents import Split
 from muster_recipes.clstm_ppo.bar_checks import check_gaps
 from muster_recipes.clstm_ppo.bar_files import read_bars
 from muster_recipes.clstm_ppo.bars import (
@@ -35,7 +36,7 @@ from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.costs import least_volume
 from muster_recipes.clstm_ppo.features import features_of
 from muster_recipes.clstm_ppo.generator import BARS_PER_YEAR, simulated_bars
-from muster_recipes.clstm_ppo.market import Market, Split
+from muster_recipes.clstm_ppo.market import Market
 
 #: A sentence that is shown for every market that is read.
 ESTIMATED = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-Split = Literal["train", "val", "test"]
+from muster.agents import Split
 
 
 @dataclass(frozen=True, kw_only=True)

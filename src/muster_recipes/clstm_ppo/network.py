@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,15 +44,7 @@ class CascadedPolicy(Policy):
     and ``refresh`` encodes them all ahead where that is less than is asked for.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        market: Market,
-        *,
-        window: int,
-        hidden: int,
-        layers: tuple[int, ...] = (64, 64),
-    ) -> None:
+    def __init__(self, spec: EnvSpec, market: Market, *, window: int, hidden: int) -> None:
         """Raises UsageError where a window would reach before the first bar of a symbol."""
         super().__init__()
         self.window, self.hidden = window, hidden
@@ -59,14 +53,12 @@ class CascadedPolicy(Policy):
         self._bars = _bars_with_window(market, window)
         self._encoded: Tensor | None = None
         self._is_encoded = False
-        #: Of the memory; asked once, before this policy holds any.
-        self._part: int | None = None
 
         (portfolio,) = spec.observation["portfolio"].shape
         num_features = market.features.shape[1]
         self.normaliser = Normaliser({"portfolio": (portfolio,), "market": (num_features,)})
         self.feature_lstm = orthogonal_lstm(num_features, hidden)
-        self.net = ActorCritic(hidden + portfolio, spec.actions, hidden=hidden, layers=layers)
+        self.net = ActorCritic(hidden + portfolio, spec.actions, hidden=hidden)
         self.register_load_state_dict_post_hook(_forget_encoded)  # type: ignore[no-untyped-call]
 
     def initial_state(self, num_envs: int, device: torch.device) -> State:
@@ -83,12 +75,11 @@ class CascadedPolicy(Policy):
             return
         weight = self._weight
         bars = self._bars.to(weight.device)
-        if self._encoded is None or self._encoded.device != weight.device:
-            self._encoded = torch.zeros(len(self._features), self.hidden, device=weight.device)
-        if self._encoded.dtype != weight.dtype:
-            self._encoded = self._encoded.to(weight.dtype)
+        kept = self._encoded
+        if kept is None or (kept.device, kept.dtype) != (weight.device, weight.dtype):
+            kept = self._encoded = weight.new_zeros(len(self._features), self.hidden)
         # In place: a CUDA graph reads this very memory.
-        self._encoded[bars] = self.encode(bars).to(weight.dtype)
+        kept[bars] = self.encode(bars).to(weight.dtype)
 
     def act(
         self, observation: Observation, state: State, starts: Tensor
@@ -134,11 +125,14 @@ class CascadedPolicy(Policy):
         return encoded
 
     def _is_much(self, num_windows: int, *, is_cpu: bool) -> bool:
-        if is_cpu and self._part is None:
-            part = bytes_to_keep()
-            self._part = _BYTES_KEPT if part is None else part
-        most = _BYTES_KEPT if self._part is None or not is_cpu else min(_BYTES_KEPT, self._part)
+        most = min(_BYTES_KEPT, self._part) if is_cpu else _BYTES_KEPT
         return num_windows * self._bytes_per_window > most
+
+    @cached_property
+    def _part(self) -> int:
+        """Bytes of the host's memory for this rank; asked once, before any activations are kept."""
+        part = bytes_to_keep()
+        return _BYTES_KEPT if part is None else part
 
     @property
     def _bytes_per_window(self) -> int:

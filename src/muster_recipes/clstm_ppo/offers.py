@@ -12,7 +12,7 @@ from torch import Tensor
 
 from muster_recipes.clstm_ppo import costs
 from muster_recipes.clstm_ppo.actions import SHARES_PER_CONTRACT
-from muster_recipes.clstm_ppo.quotes import SECONDS_PER_YEAR, Conditions, Legs, Rules, mid
+from muster_recipes.clstm_ppo.quotes import SECONDS_PER_YEAR, Conditions, Legs, Rules, mid_and_delta
 
 #: An order is made so small that it is at most this share of its series's volume, unless that
 #: would be less than one contract. It leaves room to close in a bar with less volume.
@@ -105,7 +105,8 @@ def _offers(bars: Conditions, legs: Legs, rules: Rules) -> tuple[Tensor, Tensor]
     each, back = torch.unique(each[..., 1:].flatten(1), dim=1, return_inverse=True)
     strike, seconds, is_call = each
     bars = bars.expanded(1)
-    mids = mid(bars, bars.spot * strike, seconds / SECONDS_PER_YEAR, is_call, rules)
+    years = seconds / SECONDS_PER_YEAR
+    mids, _ = mid_and_delta(bars, bars.spot * strike, years, is_call, rules)
     mids = mids[:, back].view(-1, *ratio.shape)
     price = SHARES_PER_CONTRACT * (ratio * mids).sum(1) + bars.spot * shares
     needed = price + SHARES_PER_CONTRACT * bars.spot * legs.owed[1:]

@@ -88,7 +88,7 @@ class OptionsEnv(BatchedEnv):
         """
         self.exchange = exchange or Exchange.of(market, config, place.device)
         self.space = self.exchange.space
-        self.episode_bars = episode_bars(market, config)
+        self.episode_bars = episode_bars_of(config, market.bars_per_year)
         seen = {"bar": Entry((), torch.int64)}
         self.features: Tensor | None = None
         if show == "features":
@@ -311,10 +311,6 @@ def _spec(
         extras=EXTRAS,
         min_truncation_steps=episode_bars,
     )
-
-
-def episode_bars(market: Market, config: ClstmPpoConfig) -> int:
-    return episode_bars_of(config, market.bars_per_year)
 
 
 def _checked(market: Market, split: Split, bars: int) -> Tensor:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from muster_recipes.clstm_ppo import black_scholes
 from muster_recipes.clstm_ppo.actions import ActionSpace, most_owed
-from muster_recipes.clstm_ppo.black_scholes import RATE
 
+#: Interest per year: of option prices, and so of what a simulated market grows by without drift.
+RATE = 0.05
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.0 * SECONDS_PER_DAY
 #: So short that a price one rounding step (1e-16) from the strike is many deviations from it.
@@ -90,20 +90,16 @@ def legs_of(space: ActionSpace, expiry_days: float, device: torch.device) -> Leg
     return Legs(*(x.contiguous().to(device) for x in (strike, ratio, is_call, *columns)))
 
 
-def mid(bars: Conditions, strike: Tensor, years: Tensor, is_call: Tensor, rules: Rules) -> Tensor:
-    """The mid price of one option per share; at expiry its intrinsic value."""
-    volatility = black_scholes.implied_volatility(bars.volatility, bars.spot, strike, rules.skew)
-    return black_scholes.price_and_delta(bars.spot, strike, years, volatility, RATE, is_call)[0]
-
-
 def mid_and_delta(
     bars: Conditions, strike: Tensor, years: Tensor, is_call: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor]:
-    """``black_scholes.price_and_delta`` at the smile's volatility, which is above 0.
+    """The price at mid and the delta of one option per share, by Black and Scholes (1973).
 
-    Written again because this is most of a step's work: without a branch it takes a tenth of the
-    time (``torch.where`` with a number is not vectorised on CPUs). An instant before expiry the
-    formula gives the intrinsic value up to rounding, so expiry needs no branch either.
+    The form is Hull's ("Options, Futures, and Other Derivatives", "The Black-Scholes-Merton
+    model"), without dividends; the volatility is the smile's, which is above 0. This is most of a
+    step's work, so it has no branch: ``torch.where`` with a number is not vectorised on CPUs and
+    takes ten times as long. An instant before expiry the formula gives the intrinsic value up to
+    rounding, so expiry needs no branch either.
     """
     left = years.clamp(min=_INSTANT_YEARS)
     discounted = strike * torch.exp(-RATE * left)
@@ -111,7 +107,7 @@ def mid_and_delta(
     deviation = volatility * torch.sqrt(left)
     d1 = torch.log(bars.spot / discounted) / deviation + 0.5 * deviation
     sign = 2.0 * is_call - 1.0
-    # N(x) = erfc(-x / sqrt(2)) / 2.
+    # N(x) = erfc(-x / sqrt(2)) / 2 keeps its digits far to the left, where ndtr cancels to 0.
     scaled = -math.sqrt(0.5) * sign
     in_spot = 0.5 * torch.erfc(scaled * d1)
     in_strike = 0.5 * torch.erfc(scaled * (d1 - deviation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,10 +18,10 @@ from muster_recipes.clstm_ppo.comparison import Rule, baselines, stock_episodes
 from muster_recipes.clstm_ppo.config import AGENT, ClstmPpoConfig
 from muster_recipes.clstm_ppo.exchange import Exchange
 from muster_recipes.clstm_ppo.figure import draw
-from muster_recipes.clstm_ppo.load import ESTIMATED, fingerprint, load_market
+from muster_recipes.clstm_ppo.load import ESTIMATED, episode_bars_of, fingerprint, load_market
 from muster_recipes.clstm_ppo.market import Market
 from muster_recipes.clstm_ppo.network import CascadedPolicy
-from muster_recipes.clstm_ppo.options_env import OptionsEnv, episode_bars
+from muster_recipes.clstm_ppo.options_env import OptionsEnv
 
 _FINAL_EPISODES = 128
 _CAVEAT = (
@@ -44,7 +44,6 @@ class ClstmPpoTask(AgentTask):
 
     defaults: ClassVar[Mapping[str, Any]] = AGENT.defaults
     monitor: ClassVar[str] = "sharpe"
-    better: ClassVar[Literal["lower", "higher"]] = "higher"
     judged_on: ClassVar[tuple[Split, ...]] = ("val",)
 
     def __init__(self, config: ClstmPpoConfig, market: Market | None = None) -> None:
@@ -74,11 +73,12 @@ class ClstmPpoTask(AgentTask):
 
     def remarks(self) -> list[str]:
         market = self.market
+        bars = episode_bars_of(self.config, market.bars_per_year)
         starts = ", ".join(f"{split} {len(bars):,}" for split, bars in market.starts.items())
         costs = "on" if self.config.costs else "OFF: these are not trading results"
         return [
             *(f"market     {sentence}" for sentence in self._remarks),
-            f"episodes   {episode_bars(market, self.config)} bars; possible starts: {starts}",
+            f"episodes   {bars} bars; possible starts: {starts}",
             f"costs      {costs}",
         ]
 
@@ -92,7 +92,8 @@ class ClstmPpoTask(AgentTask):
         if self.rehearsing:  # 7 players x 128 whole episodes
             return {}
         played = self._play_all(policy, device, seed)
-        market, bars = self.market, episode_bars(self.market, self.config)
+        market = self.market
+        bars = episode_bars_of(self.config, market.bars_per_year)
         clusters = clusters_of(market, played["agent"].first["bar"], bars)
         is_simulated = market.source == "simulated"
         caveat = _CAVEAT.format(num=clusters.num, by=clusters.by) if clusters.num > 1 else _UNKNOWN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -72,8 +71,7 @@ class EmbedConfig:
 def stages(config: EmbedConfig) -> list[Embed]:
     """The stages of a run, as dataclass instances. Raises UsageError for settings without sense."""
     config.check()
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return [Embed(**{**values, "function": config.absolute_function})]
+    return [Embed(**{**vars(config), "function": config.absolute_function})]
 
 
 def source(config: EmbedConfig) -> None:

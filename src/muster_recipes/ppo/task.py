@@ -30,8 +30,6 @@ class PpoTask(AgentTask):
     """Maximise the return of ``config.env``. The splits differ in their seeds only."""
 
     defaults: ClassVar[Mapping[str, Any]] = AGENT.defaults
-    monitor: ClassVar[str] = "return"
-    better: ClassVar[Literal["lower", "higher"]] = "higher"
 
     def __init__(self, config: PpoRecipeConfig) -> None:
         self.config = config

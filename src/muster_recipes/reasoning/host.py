@@ -29,13 +29,10 @@ from muster.generation import (
 if TYPE_CHECKING:
     from muster.generation import Lent
 
-
 _log = logging.getLogger("muster")
 #: Everything but muster: a pattern for the beginning of a module's name.
 _THIRD_PARTIES = r"(?!muster(\.|_|$))"
 _THEIR_LOGGERS = ("transformers", "datasets", "huggingface_hub", "torch", "vllm", "openai", "httpx")
-
-
 #: What ``speed_up`` sets.
 SPEED_UPS = (
     "TF32 is on for float32 matrix products (10 bits of fraction instead of 23)",

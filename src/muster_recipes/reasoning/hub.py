@@ -8,9 +8,7 @@ from pathlib import Path
 from muster import MissingPackageError, SetupError
 from muster.generation import is_hub_reachable
 from muster_recipes.reasoning.config import ReasoningConfig
-from muster_recipes.reasoning.sources import DATA_SETS, source_of
-
-_HUB = "hf:"
+from muster_recipes.reasoning.sources import DATA_SETS, HUB, source_of
 
 
 def refresh(config: ReasoningConfig) -> list[str]:
@@ -27,22 +25,19 @@ def _refresh_data(config: ReasoningConfig) -> str:
         name, configs = item.hub, list(item.configs)
     else:
         source = source_of(config)
-        if not source.text.startswith(_HUB):
+        if not source.text.startswith(HUB):
             return f"Nothing to fetch for the data set {config.dataset}: it is on this machine."
-        name, configs = source.text.removeprefix(_HUB), [source.config]
+        name, configs = source.text.removeprefix(HUB), [source.config]
     _need("datasets", "datasets")
     import datasets  # type: ignore[import-untyped]
 
     if not Path(name).exists():
         _need_hub(f"the data set {name}")
+    again = datasets.DownloadMode.FORCE_REDOWNLOAD
     for one in configs:
         try:
-            builder = datasets.load_dataset_builder(
-                name, one or None, download_mode=datasets.DownloadMode.FORCE_REDOWNLOAD
-            )
-            builder.download_and_prepare(
-                download_mode=datasets.DownloadMode.FORCE_REDOWNLOAD,
-            )
+            builder = datasets.load_dataset_builder(name, one or None, download_mode=again)
+            builder.download_and_prepare(download_mode=again)
         except (OSError, ValueError) as error:
             raise SetupError(
                 f"Cannot fetch the data set {name}: {error}",

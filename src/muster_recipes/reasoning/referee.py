@@ -96,23 +96,21 @@ class Referee:
         return process.wait()
 
 
-_shared: list[Referee] = []
+_shared = Referee()
 _num_users = 0
 
 
 def borrow() -> Referee:
     """The referee that all stages of this process share; call ``give_back`` when done with it."""
     global _num_users
-    if not _shared:
-        Referee.check_installed()
-        _shared.append(Referee())
+    Referee.check_installed()
     _num_users += 1
-    return _shared[0]
+    return _shared
 
 
 def give_back() -> None:
-    """Release the shared referee; the last call closes it."""
+    """Release the shared referee; the last call ends its process."""
     global _num_users
     _num_users -= 1
     if _num_users == 0:
-        _shared.pop().close()
+        _shared.close()

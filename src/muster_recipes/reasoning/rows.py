@@ -11,8 +11,8 @@ from muster_recipes.reasoning.answers import find_answer, last_boxed
 from muster_recipes.reasoning.verify import with_choices
 
 Row = Mapping[str, Any]
-#: Words in the answer column of NuminaMath that are no answers.
-_NO_ANSWER = frozenset({"proof", "notfound", "not found", "none", ""})
+#: Words in the answer column of NuminaMath that stand for an answer that is not known.
+_NO_ANSWER = frozenset({"notfound", "not found", "none"})
 _ANSWERS = ("reference_answer", "answer")
 _AQUA_CHOICE = re.compile(r"\s*\(?([A-Ha-h])\s*\)\s*(.*)", re.DOTALL)
 _MATH_QA_CHOICE = re.compile(r"(?:^|,)\s*([a-h])\s*\)\s*")

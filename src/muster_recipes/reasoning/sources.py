@@ -18,6 +18,7 @@ from muster.generation import use_cache_if_unreachable
 from muster_recipes.arith.config import MAX_DIFFICULTY
 from muster_recipes.arith.problems import make
 from muster_recipes.reasoning.config import ReasoningConfig
+from muster_recipes.refusals import flag_of
 
 ARITH = "arith"
 
@@ -158,7 +159,7 @@ def _splits(item: DataSet) -> str:
 
 
 _FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
-_HUB = "hf:"
+HUB = "hf:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,24 +183,26 @@ def source_of(config: ReasoningConfig) -> Input:
     name = config.dataset
     if name == ARITH:
         return Input(records=_arith(config))
-    for flag in ("difficulty", "num_problems"):
-        if (value := getattr(config, flag)) != getattr(ReasoningConfig, flag):
-            raise UsageError(
-                f"--{flag.replace('_', '-')} {value} has no meaning for {name}.",
-                hint="it is for --dataset arith.",
-            )
+    _refuse(config, ("difficulty", "num_problems"), name, hint="it is for --dataset arith.")
     if name in DATA_SETS:
         return _known(config, DATA_SETS[name])
-    if name.startswith(_HUB):
+    if name.startswith(HUB):
         return Input(text=name, config=config.dataset_config, split=config.split or "train")
     if is_path(name):
-        for flag, value in (("--dataset-config", config.dataset_config), ("--split", config.split)):
-            if value:
-                raise UsageError(f"{flag} {value} has no meaning for the file {name}.")
+        _refuse(config, ("dataset_config", "split"), f"the file {name}")
         return Input(text=name)
     if name.count("/") == 1 and not name.startswith((".", "/")):
-        return Input(text=_HUB + name, config=config.dataset_config, split=config.split or "train")
+        return Input(text=HUB + name, config=config.dataset_config, split=config.split or "train")
     raise UnknownNameError("data set", name, DATA_SETS)
+
+
+def _refuse(
+    config: ReasoningConfig, names: Iterable[str], what: str, hint: str | None = None
+) -> None:
+    """UsageError for a flag that was given and has no meaning for ``what``."""
+    for name in names:
+        if (value := getattr(config, name)) != getattr(ReasoningConfig, name):
+            raise UsageError(f"{flag_of(name)} {value} has no meaning for {what}.", hint=hint)
 
 
 def is_path(text: str) -> bool:
@@ -247,7 +250,7 @@ def _known(config: ReasoningConfig, item: DataSet) -> Input:
     if item.joins_configs and not config.dataset_config:
         return Input(records=_joined(item, split))
     chosen = config.dataset_config or (item.configs[0] if item.configs else "")
-    return Input(text=_HUB + item.hub, config=chosen, split=split)
+    return Input(text=HUB + item.hub, config=chosen, split=split)
 
 
 def _arith(config: ReasoningConfig) -> Iterator[dict[str, Any]]:
@@ -256,9 +259,7 @@ def _arith(config: ReasoningConfig) -> Iterator[dict[str, Any]]:
             f"--difficulty {config.difficulty} is not a number of operations from 1 to "
             f"{MAX_DIFFICULTY}."
         )
-    for flag, value in (("--dataset-config", config.dataset_config), ("--split", config.split)):
-        if value:
-            raise UsageError(f"{flag} {value} has no meaning for the data set arith.")
+    _refuse(config, ("dataset_config", "split"), "the data set arith")
     return (_arith_record(config.difficulty, index) for index in range(config.num_problems))
 
 
@@ -271,25 +272,21 @@ def _joined(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
     """The rows of all configurations, each one with its name in the column ``subject``."""
     if importlib.util.find_spec("datasets") is None:
         raise MissingPackageError(f"Reading {item.key} from the hub", "datasets", "datasets")
-    return _all_rows(item, split)
+    return _rows(item, split)
 
 
-def _all_rows(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
+def _rows(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
     use_cache_if_unreachable()
-    for name in item.configs:
-        yield from _rows(item.hub, name, split)
-
-
-def _rows(hub: str, name: str, split: str) -> Iterator[dict[str, Any]]:
     import datasets  # type: ignore[import-untyped]
 
-    try:
-        rows = datasets.load_dataset(hub, name, split=split)
-    except (OSError, ValueError) as error:
-        raise SetupError(
-            f"Cannot load {hub} ({name}, {split}): {error}",
-            hint="check the network, or give a local copy: --dataset FILE --problem-column problem "
-            "--answer-column solution.",
-        ) from error
-    for row in rows:
-        yield {"subject": name, **row}
+    for name in item.configs:
+        try:
+            rows = datasets.load_dataset(item.hub, name, split=split)
+        except (OSError, ValueError) as error:
+            raise SetupError(
+                f"Cannot load {item.hub} ({name}, {split}): {error}",
+                hint="check the network, or give a local copy: --dataset FILE --problem-column "
+                "problem --answer-column solution.",
+            ) from error
+        for row in rows:
+            yield {"subject": name, **row}

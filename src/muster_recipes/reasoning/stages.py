@@ -221,7 +221,7 @@ def _version_in(record: Mapping[str, Any]) -> Version:
     text = required(record, "reasoning")
     completion = Completion(text=text, finish_reason="stop", prompt_tokens=0, completion_tokens=0)
     version = written(completion, 0)
-    return {**version, **{name: record[name] for name in ("answer",) if name in record}}
+    return {**version, "answer": record.get("answer", version["answer"])}
 
 
 def _settings(sampling: Sampling) -> dict[str, Any]:

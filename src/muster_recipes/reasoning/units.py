@@ -6,6 +6,7 @@ r"""The unit behind a number: known ones with what they measure, any other words
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 from typing import NamedTuple
@@ -60,7 +61,8 @@ _VOLUMES = {
 _SPEEDS = {"mph": "0.44704", "kph kmh": "5/18"}
 #: Alone behind a number they may be variables: they count as units behind a space only.
 _LETTERS = frozenset("mgthslLJNWV")
-_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_POWERS_AHEAD = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3, "²": 2, "³": 3}
 #: Words behind a unit that say nothing about the amount.
 _FILLERS = frozenset({
     "old", "long", "wide", "tall", "high", "deep", "away", "each", "total", "altogether",
@@ -107,6 +109,8 @@ _CAPITALS = {"L": "l", "N": "n", "J": "j", "W": "w", "V": "v", "C": "celsius", "
 _TOKEN = re.compile(r"[A-Za-z]+|[°€£¥²³/·*]|\^\{?-?\d\}?|\\cdot|\\times|\.")
 
 
+#: Temperatures that are counted in degrees.
+_SCALES: set[Dimension] = {(("celsius", 1),), (("fahrenheit", 1),)}
 #: The same kind of quantity, between which no factor is exact, or there is more than a factor.
 _ALIKE = ({"month", "time"}, {"angle", "radian"}, {"celsius", "fahrenheit", "kelvin"})
 
@@ -141,50 +145,40 @@ class Quantity(NamedTuple):
 
 def known(text: str) -> Meanings | None:
     """What a unit's text means: ``km/h``, ``square feet``, ``cm^{2}``, ``miles per hour``."""
-    found: Meanings = {(): Fraction(1)}
-    sign, ahead, last = 1, 1, None
-    place = 0
-    stripped = text.strip().rstrip(".")
-    has_unit = False
-    while place < len(stripped):
-        if stripped[place].isspace():
-            place += 1
-            continue
-        match = _TOKEN.match(stripped, place)
-        if match is None:
-            return None
-        token, place = match.group(), match.end()
+    text = text.strip().rstrip(".")
+    if _TOKEN.sub("", text).strip():
+        return None  # more stands there than parts of a unit
+    factors: list[tuple[Meanings, int]] = []  # units and their powers
+    sign, ahead = 1, 1  # -1 behind "per"; 2 behind "square"
+    is_behind_unit = False
+    for token in _TOKEN.findall(text):
+        word = token.lower()
         if token in ("/", "per", "a", "an"):
-            if not has_unit:
+            if not factors:
                 return None
-            sign, last = -1, None
+            sign, is_behind_unit = -1, False
         elif token in ("·", "*", "\\cdot", "\\times", "."):
-            last = None
-        elif token in ("²", "³") or token.startswith("^"):
-            power = {"²": 2, "³": 3}.get(token) or int(token.strip("^{}"))
-            if last is None:
+            is_behind_unit = False
+        elif word in _POWERS_AHEAD:
+            ahead = _POWERS_AHEAD[word]
+        elif word in _POWERS_BEHIND or token.startswith("^"):
+            if not is_behind_unit:
                 return None
-            found, last = _times(last[0], _power(last[1], last[2] * power)), None
-        elif token.lower() in _POWERS:
-            power = _POWERS[token.lower()]
-            if token.lower() in ("squared", "cubed"):
-                if last is None:
-                    return None
-                found, last = _times(last[0], _power(last[1], last[2] * power)), None
-            else:
-                ahead = power
-        elif token.lower() in _FILLERS and has_unit:
-            continue
-        else:
-            meanings = _of_name(token)
-            if meanings is None:
+            meanings, power = factors[-1]
+            factors[-1] = meanings, power * (_POWERS_BEHIND.get(word) or int(token.strip("^{}")))
+            is_behind_unit = False
+        elif word not in _FILLERS or not factors:
+            found = _of_name(token)
+            if found is None:
                 return None
-            if has_unit and set(meanings) <= {(("celsius", 1),), (("fahrenheit", 1),)}:
-                found = meanings  # degrees Celsius
+            if is_behind_unit and found.keys() <= _SCALES & factors[-1][0].keys():
+                factors[-1] = found, factors[-1][1]  # degrees Celsius: one unit
                 continue
-            last = (found, meanings, sign * ahead)
-            found, ahead, has_unit = _times(found, _power(meanings, sign * ahead)), 1, True
-    return found if has_unit else None
+            factors.append((found, sign * ahead))
+            ahead, is_behind_unit = 1, True
+    units = (_power(meanings, power) for meanings, power in factors)
+    number: Meanings = {(): Fraction(1)}
+    return functools.reduce(_times, units, number) if factors else None
 
 
 def split(text: str, *, letters: bool = False) -> Quantity:
@@ -301,7 +295,7 @@ def _with_words(text: str, value: str, words: str) -> Quantity:
             return Quantity(value, Unit(meanings))
     if _CHANGERS & set(parts):
         return Quantity(text, is_changed=True)
-    if set(parts) <= _ANY | set(_POWERS):
+    if set(parts) <= _ANY.union(_POWERS_AHEAD, _POWERS_BEHIND):
         return Quantity(value)
     return Quantity(value, Unit(None, _normal(" ".join(parts))))
 

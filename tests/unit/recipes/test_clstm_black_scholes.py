@@ -1,4 +1,4 @@
-"""Black and Scholes: published values, parity, bounds, limits, and derivatives three ways."""
+"""The reference for option prices: published values, parity, bounds, limits, derivatives."""
 
 import math
 from statistics import NormalDist
@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.unit.recipes.black_scholes import implied_volatility, price_and_delta
 from torch import Tensor
-
-from muster_recipes.clstm_ppo.black_scholes import implied_volatility, price_and_delta
 
 
 def price(*terms: Any) -> Tensor:

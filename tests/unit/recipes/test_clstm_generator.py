@@ -10,11 +10,12 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.unit.recipes.black_scholes import price_and_delta
 
 from muster import UsageError
-from muster_recipes.clstm_ppo.black_scholes import RATE, price_and_delta
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.generator import Simulated, simulate, simulated_bars
+from muster_recipes.clstm_ppo.quotes import RATE
 
 SYMBOLS, BARS, DT = 200, 2520, 1 / 365.25
 CONFIG = ClstmPpoConfig(

@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.unit.recipes import black_scholes
 from torch import Tensor
 
-from muster_recipes.clstm_ppo import black_scholes
 from muster_recipes.clstm_ppo.actions import action_space
 from muster_recipes.clstm_ppo.book import Book, empty_book, marks, opened, without
 from muster_recipes.clstm_ppo.offers import Order

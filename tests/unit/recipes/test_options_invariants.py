@@ -278,9 +278,8 @@ def test_with_costs_every_bought_option_loses_where_there_is_no_edge() -> None:
 def test_environments_never_influence_each_other(space: Space) -> None:
     """An environment alone does, bit for bit, what it does among others."""
     together = _env(space, 4, seed=3)
-    alone = OptionsEnv(
-        random_walk(seed=3), "train", together.exchange.config, place(1, seed=3, first_env=2)
-    )
+    config = ClstmPpoConfig(action_space=space, episode_bars=60)
+    alone = OptionsEnv(random_walk(seed=3), "train", config, place(1, seed=3, first_env=2))
     mask = together.reset()[ACTION_MASK]
     assert torch.equal(alone.reset()[ACTION_MASK], mask[2:3])
     generator = torch.Generator().manual_seed(0)

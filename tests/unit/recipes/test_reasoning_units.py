@@ -27,6 +27,7 @@ RULED: dict[str, list[tuple[str, str]]] = {
         ("3 years old", "3 years"), (r"90^\circ", "90"), (r"90^\circ", "90 degrees"),
         (r"90^{\circ}", "90°"), ("90 degrees", r"90^\circ"), ("20 °C", "20 degrees Celsius"),
         ("5 degrees", "5 degrees Celsius"), (r"5^\circ\text{C}", "5 celsius"), ("3 lb", "3 pounds"),
+        ("5 J/°C", "5 joules per degree Celsius"), ("5 J/°C", "0.005 kJ/celsius"),
         # converted
         ("15 minutes", "0.25 hours"), ("1 hour", "60 minutes"), ("1 km", "1000 m"),
         ("2 hours 30 minutes", "150 minutes"), ("2 hours and 30 minutes", "2.5"),
@@ -69,7 +70,7 @@ RULED: dict[str, list[tuple[str, str]]] = {
         ("10 less than x", "10"), ("4 remainder 2", "4"), ("4 remainder 2", "4 remainder 3"),
         ("5 degrees Celsius", "5 degrees Fahrenheit"), ("1 year", "365 days"), ("5 more", "5"),
         (r"90^\circ", "90 rad"), ("5 profit", "5 loss"), ("2 pints up", "2 pints down"),
-        ("5 halves", "5"),
+        ("5 halves", "5"), ("5 J/°C", "5 °C"), ("5 J per degree Celsius", "5 degrees Celsius"),
     ],
 }  # fmt: skip
 #: By the library, on what is left without the units.

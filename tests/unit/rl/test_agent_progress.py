@@ -6,9 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.rl.progress import AgentLimits, AgentProgress, Running, Window, count_episodes
+from muster.rl.config import PpoConfig
+from muster.rl.progress import AgentProgress, Running, Window, count_episodes
 
-LIMITS = AgentLimits(num_steps=None, num_episodes=5000, patience=500, eval_frequency=2)
+CONFIG = PpoConfig(num_episodes=5000, patience=500, eval_frequency=2)
 
 
 def test_a_burst_of_episodes_is_no_evidence() -> None:
@@ -16,10 +17,10 @@ def test_a_burst_of_episodes_is_no_evidence() -> None:
     progress = AgentProgress(episodes=256)
     assert progress.judge(1.0, 1.0, higher_is_better=True)
     for count in range(5):
-        assert LIMITS.is_over(progress) is None, count
+        assert progress.over(CONFIG) is None, count
         progress.episodes += 512
         progress.judge(0.5, 0.5, higher_is_better=True)
-    assert "5 evaluations" in (LIMITS.is_over(progress) or "")
+    assert "5 evaluations" in (progress.over(CONFIG) or "")
 
 
 def test_what_improves_is_not_stopped() -> None:
@@ -27,7 +28,7 @@ def test_what_improves_is_not_stopped() -> None:
     for total in range(20):
         progress.episodes += 200
         progress.judge(0.0, float(total), higher_is_better=True)
-        assert LIMITS.is_over(progress) is None
+        assert progress.over(CONFIG) is None
 
 
 def test_what_is_not_a_number_is_never_the_best() -> None:
@@ -37,10 +38,10 @@ def test_what_is_not_a_number_is_never_the_best() -> None:
 
 
 def test_schedules_follow_what_is_nearer_to_its_end() -> None:
-    limits = AgentLimits(num_steps=1000, num_episodes=10, patience=None, eval_frequency=0)
-    assert limits.fraction(AgentProgress(steps=500, episodes=2)) == 0.5
-    assert limits.fraction(AgentProgress(steps=500, episodes=8)) == 0.8
-    assert limits.fraction(AgentProgress(steps=5000)) == 1.0
+    config = PpoConfig(num_steps=1000, num_episodes=10)
+    assert AgentProgress(steps=500, episodes=2).fraction(config) == 0.5
+    assert AgentProgress(steps=500, episodes=8).fraction(config) == 0.8
+    assert AgentProgress(steps=5000).fraction(config) == 1.0
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4))

@@ -196,6 +196,10 @@ def test_the_rehearsal_finds_it_before_anything_is_begun(tmp_path: Path) -> None
             "gave a tensor of shape (4,) of float32 for 'rewards' at first and now",
         ),
         (CASES[10][0], "gave a tensor of shape (4,) of bool for 'truncated' at first and now"),
+        (
+            lambda o: o._replace(observation={}),
+            "shape (4, 4) of float32 for 'observation' at first and now give nothing",
+        ),
     ],
 )
 def test_a_step_that_differs_from_the_first_one_is_told(

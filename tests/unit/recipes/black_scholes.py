@@ -1,4 +1,4 @@
-"""Black and Scholes's price of a European option without dividends, and its delta.
+"""The reference: Black and Scholes's price of a European option without dividends, and its delta.
 
 Source: Black and Scholes (1973), "The Pricing of Options and Corporate Liabilities"; in the form
 of Hull, "Options, Futures, and Other Derivatives", chapters "The Black-Scholes-Merton model" and
@@ -18,9 +18,6 @@ import math
 
 import torch
 from torch import Tensor
-
-#: Interest per year: of option prices, and so of what a simulated market grows by without drift.
-RATE = 0.05
 
 
 def price_and_delta(
