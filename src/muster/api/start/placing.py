@@ -28,8 +28,7 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
-from muster.farm.executors.base import CLUSTERS
-from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.farm.task import SlotSpec
 from muster.run.folder import RunFolder
 from muster.slurm.request import with_defaults
