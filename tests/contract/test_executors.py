@@ -28,8 +28,8 @@ from muster.farm.events import (
     WorkerDied,
     WorkerReady,
 )
-from muster.farm.executors.base import CLUSTERS, EXECUTORS, Assignment, Executor
-from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.base import EXECUTORS, Assignment, Executor
+from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.farm.executors.table import make_executor
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.maps.job import MapJob, Mapped, head_start_of, open_source, workload_of
+from muster.api.maps.job import MapJob, Mapped, folder_of, head_start_of, open_source
+from muster.api.maps.plan import workload_of
 from muster.api.maps.progress import (
     CopyingAhead,
     Growing,
@@ -57,7 +58,7 @@ from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
-from muster.run.folder import RunFolder, folder_for
+from muster.run.folder import RunFolder
 from muster.run.record import read_run
 
 if TYPE_CHECKING:
@@ -146,8 +147,12 @@ def _specs(stages: Any) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- running
 
 
-def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
-    """Run or continue a job; the engine behind ``muster.map`` and the command."""
+def run_map(
+    job: MapJob, options: SweepOptions, audience: Audience, head_start: HeadStart | None = None
+) -> Mapped:
+    """Run or continue a job; the engine behind ``muster.map`` and the command. ``head_start``:
+    workers that the command has begun already.
+    """
     folder = folder_of(job, options)
     check_not_input(job)
     if options.restart or not folder.exists():
@@ -172,7 +177,7 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
                     audience.say(f"stage {number} of {len(parts)}: {part.stages[0].name}")
                 if number > 1:
                     hand_on(parts[number - 2][1], home)
-                one = _run_once(part, options, audience, home)
+                one = _run_once(part, options, audience, home, head_start)
                 if one.output is None:
                     return one
                 if requests.reason and number < len(parts):
@@ -214,14 +219,6 @@ def _output_of_stage(home: RunFolder) -> Path:
     return home.path / "output.jsonl"
 
 
-def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
-    """``--run-dir``, or a folder named after the output: the same output, the same run."""
-    if options.run_dir is not None:
-        return RunFolder(options.run_dir)
-    digest = hashlib.blake2b(str(job.output.path.absolute()).encode(), digest_size=16).hexdigest()
-    return folder_for(options.name or f"map-{job.name}", digest)
-
-
 def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     """What a run would do. It looks at the input and writes nothing."""
     import tempfile
@@ -244,11 +241,15 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
         )
 
 
-def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
+def _run_once(
+    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder,
+    begun: HeadStart | None,
+) -> Mapped:  # fmt: skip
     check_place(job.output)
     if folder.path.is_symlink():  # what it leads to may have been moved aside
         folder.create()
-    with head_start_of(job, options, folder) as head_start:
+    ours = nullcontext(begun) if begun is not None else head_start_of(job, options, folder)
+    with ours as head_start:
         return _run_opened(job, options, audience, folder, head_start)
 
 

@@ -22,7 +22,8 @@ NO_CUDA_HINT = (
     "--devices cpu computes on the CPU."
 )
 _ALLOW_HINT = f"{ALLOW_CPU_TORCH}=1 is for tasks that use the GPU without torch."
-_NO_DEVICE_MEMORY = re.compile(
+# Texts, which `re` compiles with the first error: every worker imports this.
+_NO_DEVICE_MEMORY = (
     r"(CUDA|HIP|XPU|MPS backend) out of memory"
     r"|(CUDA|HIP|CUDA driver) error: out of memory"
     r"|Triton Error \[\w+\]: out of memory"
@@ -32,7 +33,7 @@ _NO_DEVICE_MEMORY = re.compile(
     r"|\b(CU|HIP|ROC)[A-Z]+_([A-Z]+_)*ALLOC(ATION)?_FAILED"
 )
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
-_LOST_DEVICE = re.compile(
+_LOST_DEVICE = (
     r"No (CUDA|HIP) GPUs are available|CUDA unknown error"
     r"|(CUDA|HIP) (driver )?initialization failed"
     r"|no (CUDA|ROCm)-capable device|-capable device(\(s\) is/are|s are) busy or unavailable"
@@ -53,7 +54,7 @@ def looks_like_out_of_device_memory(type_names: Collection[str], text: str) -> b
     >>> looks_like_out_of_device_memory(["RuntimeError"], "cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
     True
     """
-    return "OutOfMemoryError" in type_names or _NO_DEVICE_MEMORY.search(text) is not None
+    return "OutOfMemoryError" in type_names or re.search(_NO_DEVICE_MEMORY, text) is not None
 
 
 def looks_like_out_of_memory(type_names: Collection[str], text: str) -> bool:
@@ -78,7 +79,7 @@ def looks_like_lost_device(text: str) -> bool:
     >>> looks_like_lost_device("RuntimeError: No CUDA GPUs are available")
     True
     """
-    return _LOST_DEVICE.search(text) is not None and not _NO_DEVICE_MEMORY.search(text)
+    return re.search(_LOST_DEVICE, text) is not None and not re.search(_NO_DEVICE_MEMORY, text)
 
 
 def names_of(error: BaseException) -> set[str]:

@@ -49,8 +49,9 @@ class Reaper:
         source = str(Path(__file__).parents[2])
         # Without site-packages: a reaper must start fast and outlive a broken environment.
         start = (
-            "import sys; sys.path.insert(0, sys.argv[1]); "
-            "from muster.base.reaper import main; sys.exit(main(sys.argv[2:]))"
+            "import os, sys; sys.path.insert(0, sys.argv[1]); "
+            # At once: somebody waits for its end, and it holds nothing.
+            "from muster.base.reaper import main; os._exit(main(sys.argv[2:]))"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", start, source, str(read_end), self._mark],

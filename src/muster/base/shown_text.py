@@ -135,20 +135,20 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 HIDDEN = "…"
-_SECRET = re.compile(
-    r"(^|[-_./])(api[-_]?key|apikey|[a-z0-9]*(passw(or)?d|passphrase)|pwd|pw|secrets?|credentials?"
-    r"|auth|bearer|[a-z0-9]+[-_]key|([a-z0-9]+[-_])?token)$",
-    re.I,
+# These are texts, which `re` compiles where one is asked for the first time: it takes as long as to
+# import the half of a module, and neither a worker nor most commands ask.
+_SECRET = (
+    r"(?i)(^|[-_./])(api[-_]?key|apikey|[a-z0-9]*(passw(or)?d|passphrase)|pwd|pw|secrets?"
+    r"|credentials?|auth|bearer|[a-z0-9]+[-_]key|([a-z0-9]+[-_])?token)$"
 )
 #: Keys of tables and tokens of vocabularies.
-_HARMLESS = re.compile(
-    r"(^|[-_./])(sort|text|label|image|data|target|input|output|group|primary|index|join|batch"
+_HARMLESS = (
+    r"(?i)(^|[-_./])(sort|text|label|image|data|target|input|output|group|primary|index|join|batch"
     r"|prompt|cache|metric|monitor|score|answer|question|eos|bos|pad|unk|sep|cls|mask|start|end"
-    r"|stop|special|next|per|num|max|min|new|first|last|each)[-_](key|token)$",
-    re.I,
+    r"|stop|special|next|per|num|max|min|new|first|last|each)[-_](key|token)$"
 )
 #: As the services that give them out write them.
-_LOOKS_SECRET = re.compile(
+_LOOKS_SECRET = (
     r"\b(sk-[\w-]{12,}|hf_\w{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}"
     r"|xox[abpr]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
     # In an address: a name with its password, a token alone, and what is named like a secret.
@@ -177,7 +177,7 @@ def is_secret_name(name: str) -> bool:
     [False, False, False, False, False]
     """
     name = _WORD.sub("_", name)
-    return _SECRET.search(name) is not None and _HARMLESS.search(name) is None
+    return re.search(_SECRET, name) is not None and re.search(_HARMLESS, name) is None
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -241,7 +241,7 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("http://a@b.c:open@proxy postgresql://me:o/pe#n@host http://h:80/@a")
     'http://…@proxy postgresql://…@host http://h:80/@a'
     """
-    return _LOOKS_SECRET.sub(_hidden, text)
+    return re.sub(_LOOKS_SECRET, _hidden, text)
 
 
 def safe_line(text: str, most: int = _MOST_CHARS) -> str:
@@ -287,7 +287,7 @@ def _found_in(word: str) -> list[str]:
     """What in a word looks like a secret wherever it stands again."""
     return [
         found["value"] or found["password"] or found["odd"] or found[0]
-        for found in _LOOKS_SECRET.finditer(word)
+        for found in re.finditer(_LOOKS_SECRET, word)
         # ?key=validation is hidden there, but not wherever a page says validation.
         if _is_secret(found) and (found["name"] is None or _is_key(found["name"], found["value"]))
     ]

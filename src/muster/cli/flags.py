@@ -6,15 +6,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from muster.api.start.options import SweepOptions
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli.output import ShownLevel
 from muster.cli.parse import Parsed, RunPlace
-from muster.farm.executors.base import CLUSTERS
-from muster.farm.space import Space
+from muster.farm.executors.cluster import CLUSTERS
+
+if TYPE_CHECKING:
+    from muster.farm.space import Space
 
 LogLevel = Literal["debug", "info", "warning"]
 
@@ -42,6 +44,8 @@ class SpaceFlags:
     target is given, its program become a search. Flags that are given as well override it."""
 
     def space(self) -> Space:
+        from muster.farm.space import Space  # here: of these commands, only a sweep has one
+
         return Space.from_texts(
             grid=self.grid,
             zipped=self.zip,

@@ -117,7 +117,9 @@ class Coordinator:
         while not self._stopping:
             events, self._early = self._early, []
             events += self._executor.poll(self._patience_s())
-            if events and not self._listing.goes_on and not self._fills_commit(events):
+            # Not where all is done and workers end: no result is about to arrive.
+            may_gather = not (self._listing.goes_on or self._scheduler.is_finished)
+            if events and may_gather and not self._fills_commit(events):
                 events += self._gather(events)
             now = self._now()
             events += self._outside(now)

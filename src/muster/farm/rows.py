@@ -13,9 +13,9 @@ from typing import Any
 from muster.base.shown_text import shown_line
 from muster.farm import canonical
 from muster.farm.canonical import KEY_BYTES, short_key
-from muster.farm.decisions import REASONS
 from muster.farm.ledger.columns import Columns, Plain
 from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.outcomes import REASONS
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
 from muster.farm.template import has_places, is_command_of, is_number, to_number

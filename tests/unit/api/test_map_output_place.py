@@ -9,7 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from muster.api.maps.job import MapJob, _name_as_before
+from muster.api.maps.job import MapJob
+from muster.api.maps.plan import _name_as_before
 from muster.api.maps.publish import check_not_among_input
 from muster.base.errors import UsageError
 from muster.pipeline.sinks.formats import spec_of

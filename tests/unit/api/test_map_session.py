@@ -15,7 +15,7 @@ from tests.conftest import MusterCli
 import muster
 from muster.api.launch import Audience
 from muster.api.map import run_map
-from muster.api.maps import job
+from muster.api.maps import plan
 from muster.api.maps.job import MapJob
 from muster.api.start.options import MapSettings, SweepOptions
 from muster.base.journal import read_journal
@@ -84,7 +84,7 @@ def test_a_large_parquet_file_that_was_touched_is_the_one_that_0_1_0_knew_by_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
 ) -> None:
     """Its time was in the hash: a file that was copied back, or touched, was another plan."""
-    for module in (files, job):
+    for module in (files, plan):
         monkeypatch.setattr(module, "HASHED_WHOLE", 100)
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"n": list(range(500))}), path)

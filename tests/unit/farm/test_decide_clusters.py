@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, cpus, finished, tasks
 
-from muster.farm.decisions import REASONS, Decisions, Policy, RetryPolicy
+from muster.farm.decisions import Decisions, Policy, RetryPolicy
 from muster.farm.events import Fetched, Results, Returned, WorkerDied, WorkerLeaving
+from muster.farm.outcomes import REASONS
 from muster.farm.roster import Roster
 from muster.farm.task import HeldWorker, Outcome
 

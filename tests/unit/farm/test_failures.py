@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.farm.decisions import (
-    REASONS,
-    RetryPolicy,
-    death_as_finished,
-    fingerprint,
-    outcome_of_output,
-    signal_name,
-)
+from muster.farm.decisions import RetryPolicy, death_as_finished, fingerprint
 from muster.farm.events import WorkerDied
+from muster.farm.outcomes import REASONS, outcome_of_output, signal_name
 from muster.farm.task import Finished, Outcome, TaskState
 
 TRACE = 'Traceback:\n  File "a.py", line {line}, in f\n    g({arg})\nValueError: loss {value}\n'

@@ -25,8 +25,8 @@ from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word, shown_mib
 from muster.base.signals import CANCEL, shown_request
 from muster.farm.canonical import task_label
-from muster.farm.decisions import REASONS
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
+from muster.farm.outcomes import REASONS
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 from muster.run.session import is_held

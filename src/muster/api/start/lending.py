@@ -35,7 +35,7 @@ from muster.devices.inventory import (
 from muster.devices.packing import tasks_that_fit
 from muster.devices.placement import Placement, place
 from muster.farm.events import Event, Slots
-from muster.farm.executors.base import CLUSTERS
+from muster.farm.executors.cluster import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder

@@ -21,8 +21,7 @@ from muster.devices.discovery import discover
 from muster.devices.inventory import DeviceRequest, Inventory, parse_devices, parse_gpu_ids
 from muster.devices.packing import MOST_PER_GPU, within_memory
 from muster.devices.placement import Placement, Slot, place
-from muster.farm.executors.base import CLUSTERS
-from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.farm.task import SlotSpec
 from muster.run.folder import RunFolder
 from muster.slurm.request import with_defaults

@@ -98,16 +98,18 @@ def run_services(
     ``uuids``: the GPUs that it has at the moment. ``node``: of a run on several nodes, each samples
     its own devices, and the first does the rest.
     """
-    from muster.api.trackers.guard import tracking  # here, as below: a dry run has no services
-    from muster.monitor.recorder import record_run
+    from muster.monitor.recorder import record_run  # here: a dry run has no services
 
     with ExitStack() as stack:
-        stack.enter_context(
-            tracking(
-                folder, () if node else options.log_to, warn,
-                is_urgent=lambda: bool(requests.reason) or services.is_urgent,
-            )
-        )  # fmt: skip
+        if options.log_to and not node:
+            from muster.api.trackers.guard import tracking  # here: few runs have a tracker
+
+            stack.enter_context(
+                tracking(
+                    folder, options.log_to, warn,
+                    is_urgent=lambda: bool(requests.reason) or services.is_urgent,
+                )
+            )  # fmt: skip
         stack.enter_context(
             record_run(folder, uuids, options.monitor_interval_s, settings, warn, node_rank=node)
         )

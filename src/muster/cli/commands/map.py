@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.base.clock import human_duration
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
+
+if TYPE_CHECKING:
+    from muster.api.maps.job import MapJob
+    from muster.api.start.options import SweepOptions
+    from muster.farm.executors.head_start import HeadStart
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -37,17 +42,32 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)
-    from muster.api.map import preview, run_map
-
     if parsed.shown.dry_run:
+        from muster.api.map import preview
+
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
-    from muster.api.launch import Audience
-    from muster.api.maps.publish import finished_lines
-    from muster.api.sweeps.housekeeping import rehearse_map
+    from muster.api.maps.job import folder_of, head_start_of
 
-    run, job = parsed.shown, parsed.job
+    options = parsed.options
+    folder = folder_of(parsed.job, options)
+    with head_start_of(parsed.job, options, folder) as head_start:
+        return _run(parsed, parsed.job, options, typed, head_start)
+
+
+def _run(
+    parsed: MapCommand, job: MapJob, options: SweepOptions, typed: Sequence[str],
+    head_start: HeadStart | None,
+) -> int:  # fmt: skip
+    # Here, while the workers begin: it is as much as was imported until then.
+    from muster.api.launch import Audience
+    from muster.api.map import run_map
+
+    run = parsed.shown
     if parsed.recipe is not None:
+        from muster.api.maps.publish import finished_lines
+        from muster.api.sweeps.housekeeping import rehearse_map
+
         is_jsonl = job.output.format == "jsonl"
         call = partial(rehearse_map, parsed.recipe, parsed.config, is_jsonl)
         job = dataclasses.replace(job, rehearse=lambda folder: call(finished_lines(folder)))
@@ -57,7 +77,7 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
             for line in parsed.recipe.remarks(parsed.config):
                 screen.line(line)
         audience = Audience(show=screen.show, say=screen.line, warn=screen.warn, argv=tuple(typed))
-        mapped = run_map(job, parsed.options, audience)
+        mapped = run_map(job, options, audience, head_start)
     summary, made = _report(parsed, mapped)
     if run.json:
         output.say_json(_outcome(mapped, summary, made))

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from muster.base.errors import TargetError, UnknownNameError
 from muster.base.modules import CLASS, load_plugin, plugins
 from muster.base.target import load_value, parse_target
-from muster.farm.events import Event
-from muster.farm.executors.cluster import CLUSTERS as CLUSTERS
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
+    from muster.farm.events import Event
     from muster.farm.executors.head_start import HeadStart
 
 #: Called with process ids and UUIDs of devices: the MiB that the processes hold on the devices,

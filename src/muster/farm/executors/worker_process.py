@@ -30,7 +30,6 @@ from muster.base.settings import (
     waiting_threads,
 )
 from muster.farm import canonical, held_results, wire
-from muster.farm.decisions import signal_name
 from muster.farm.events import (
     Divided,
     Event,
@@ -42,6 +41,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.memory_limits import MemoryGroup, MemoryWatch
+from muster.farm.outcomes import signal_name
 from muster.farm.task import Finished, SlotSpec, end_of
 
 #: How much of a dead worker's last output is kept.

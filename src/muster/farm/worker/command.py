@@ -14,8 +14,8 @@ from muster.base.metric_log import METRICS_FILE
 from muster.base.processes import reap_orphans
 from muster.base.settings import CHECKPOINT_DIR, TASK_DIR, child_environment
 from muster.farm import canonical
-from muster.farm.decisions import signal_name
 from muster.farm.metrics import TENSORBOARD, EventFiles, Printed, parse_source
+from muster.farm.outcomes import signal_name
 from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in

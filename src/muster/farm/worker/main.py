@@ -50,12 +50,15 @@ def main(argv: list[str]) -> int:
     inbox = Inbox(_connect(argv[0]), held)
     inbox.start()
     # What is imported stays: the collector would spend a tenth of the time on it. A target may turn
-    # it off or set its threshold on import, and that stays so. Nothing is frozen: what an import
-    # leaves behind in a cycle may hold memory, of a GPU too, and goes with the first collection.
+    # it off or set its threshold on import, and that stays so.
     threshold = gc.get_threshold()[0]
     gc.set_threshold(_NEVER)
     for name in ahead:
         importlib.import_module(name)
+    # So far all is ours, and the collector need not look at it again, at the end of the process
+    # neither, when that is two thirds of its work. What is the user's is not frozen: what an import
+    # leaves behind in a cycle may hold memory, of a GPU too, and goes with the first collection.
+    gc.freeze()
     setup = canonical.decode(inbox.take_setup())
     if ahead:
         _print_to(setup["log"])

@@ -25,7 +25,7 @@ from muster.base.metric_log import logging_to
 from muster.base.target import TargetRef, load
 from muster.farm import canonical
 from muster.farm.batched import batch_spec_of
-from muster.farm.decisions import outcome_of_error, outcome_of_output
+from muster.farm.outcomes import outcome_of_error, outcome_of_output
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
 from muster.farm.task import Finished, Order, Outcome, TargetSpec

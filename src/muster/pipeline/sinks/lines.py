@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import orjson
 
@@ -240,7 +239,11 @@ def _unzoned(value: list[str | None]) -> datetime.datetime:
     text, zone = value
     assert text is not None
     made = datetime.datetime.fromisoformat(text)
-    return made if zone is None else made.astimezone(ZoneInfo(zone))
+    if zone is None:
+        return made
+    from zoneinfo import ZoneInfo  # here: every worker of a map imports this module
+
+    return made.astimezone(ZoneInfo(zone))
 
 
 #: Of bytes behind the line.

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -268,6 +267,8 @@ class Source:
         if self.folder is not None:
             yield from shards_of(self._index(self.folder, rows_per_shard), self.selection)
             return
+        import tempfile  # here: no worker needs it
+
         with tempfile.TemporaryDirectory() as folder:
             yield from shards_of(self._index(Path(folder), rows_per_shard), self.selection)
 
