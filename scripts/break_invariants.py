@@ -163,7 +163,7 @@ BREAKS = [
     Break(
         "secrets",
         "secrets are not shown",
-        "return _SECRET.search(name) is not None and _HARMLESS.search(name) is None",
+        "return re.search(_SECRET, name) is not None and re.search(_HARMLESS, name) is None",
         "return False",
         "test_shown_text.py",
         "doctests",
