@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 
-#: Below those that the kernel gives to whoever names none, and those that Muster tries for Ray.
-_PORTS = range(12_000, 20_000)
+#: Below those that the kernel gives to whoever names none, those that Muster tries for Ray, and
+#: those that Ray gives to its workers (10,002 to 19,999), which its head refuses for itself.
+_PORTS = range(2_000, 10_000)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
