@@ -22,6 +22,8 @@ from muster.base.settings import child_environment
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: What a process is told last.
+_END = "there is no more"
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -54,10 +56,16 @@ class Call(Generic[T]):
         )
 
     @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
     def has_room(self) -> bool:
         """Whether it can be told a short message without waiting until it listens."""
         assert self._process.stdin is not None
-        return bool(select.select([], [self._process.stdin], [], 0)[1])
+        poll = select.poll()  # `select` knows no descriptor above 1,023
+        poll.register(self._process.stdin, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def tell(self, message: Any) -> None:
         """Send something that can be pickled. If the process has ended, `result` says so."""
@@ -70,7 +78,8 @@ class Call(Generic[T]):
     def result(self) -> T:
         """Tell it that there is no more, wait, and return or raise what the function does."""
         try:
-            answer, _ = self._process.communicate(self._unsent)
+            self.tell(_END)  # a child that somebody has forked may hold the pipe open for long
+            answer, _ = self._process.communicate()
         except BaseException:
             self.end()
             raise
@@ -103,11 +112,9 @@ class Call(Generic[T]):
 
 def told() -> Iterator[Any]:
     """In the process of a `Call`: what it is told, until there is no more."""
-    while True:
-        try:
-            yield pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
+    with suppress(EOFError):
+        while (message := pickle.load(sys.stdin.buffer)) != _END:
+            yield message
 
 
 def main(argv: list[str]) -> None:

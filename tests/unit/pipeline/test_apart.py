@@ -128,3 +128,36 @@ def test_what_is_told_to_one_that_has_ended_is_lost_and_the_result_says_so(
         time.sleep(0.01)
     with pytest.raises(SetupError, match="exit ended with exit code 7"):
         call.result()
+
+
+def test_a_child_that_holds_the_pipe_does_not_keep_it_from_ending() -> None:
+    call = Call(eval, "list(told())")
+    call.tell("one")
+    holder = os.fork()
+    if not holder:
+        time.sleep(300)
+        os._exit(0)
+    try:
+        began_s = time.monotonic()
+        assert call.result() == ["one"]
+        assert time.monotonic() - began_s < 120
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+
+
+def test_it_has_room_at_descriptors_that_select_does_not_know() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no more than 2,048 descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        call = Call(eval, "list(told())")
+        assert call.has_room
+        assert call.result() == []
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

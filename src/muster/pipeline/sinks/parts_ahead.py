@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError
 from muster.pipeline.apart import Call, told
 from muster.pipeline.sinks.formats import SinkSpec, prepare_place
 from muster.pipeline.sinks.merge import Written, explained, sweep, write_the_output
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: What this leaves free for the workers and the ledger, at least.
 _RESERVE_BYTES = 1 << 30
+#: How many times the rows that are there may have been written in vain. A table of which each
+#: chunk has a column of its own would be begun with each of them.
+_MOST_IN_VAIN = 3
 
 
 class Ahead:
@@ -135,6 +138,9 @@ class AheadInParquet(Ahead):
         self._call = Call(write_what_is_told, spec, self._path)
 
     def _take(self, part: Part) -> bool:
+        if self._call.has_ended:  # its file is of no use, and takes room
+            self.discard()
+            return False
         if not self._call.has_room:
             return False
         self._call.tell(part)
@@ -179,22 +185,29 @@ def write_what_is_told(spec: SinkSpec, place: Path) -> Written | None:
 
 def write_as_they_come(coming: Iterator[Part], spec: SinkSpec, place: Path) -> Written | None:
     """Write the file that `merge` would write if it had all parts, which come in their order.
-    None where that cannot be told, because a column has to be read a second time.
+    None where that cannot be told, because a column has to be read a second time, and where it is
+    not worth it.
 
     The types of the columns are those of the parts that are there. They are looked at again as the
-    parts become twice as many, and at the end; where they are others, it begins anew.
+    parts become twice as many, and at the end; where they are others, it begins anew, unless
+    much was written in vain already.
     """
     growing = _Growing(coming, spec)
-    encoder = growing.encoder()
-    while encoder is not None:
+    encoder, num_in_vain = growing.encoder(), 0
+    while encoder is not None and num_in_vain <= _MOST_IN_VAIN * growing.num_rows:
         try:
             with place.open("wb") as file:
                 encoder.write(growing.parts(encoder), file)
             return place.stat().st_size, growing.notes()
-        except (_OtherTypes, UsageError):  # a value may not fit the types of those before it
+        except OSError:
+            raise
+        except Exception as error:  # of a value that does not fit the types of those before it
             fresh = growing.encoder()
             if fresh is not None and fresh.writes_as(encoder):
-                raise
+                if isinstance(error, MusterError):
+                    raise
+                return None  # the merge meets it again
+            num_in_vain += growing.num_rows
             encoder = fresh
     return None
 
@@ -232,6 +245,11 @@ class _Growing:
             return None
         metadata = dict(self._spec.metadata)
         return ParquetEncoder(found.columns, self._declared, metadata, found.num_rows, self._again)
+
+    @property
+    def num_rows(self) -> int:
+        """Of the parts that have come."""
+        return self._survey.num_rows
 
     def notes(self) -> tuple[str, ...]:
         encoder = self.encoder()

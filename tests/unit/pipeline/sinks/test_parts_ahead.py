@@ -6,11 +6,14 @@ import errno
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -261,8 +264,10 @@ def test_parquet_of_parts_as_they_come_is_that_of_all_parts(
         with pytest.raises(type(error)):
             write_as_they_come(iter(parts), spec, folder / "ahead")
         return
-    assert write_as_they_come(iter(parts), spec, folder / "ahead") == expected
-    assert (folder / "ahead").read_bytes() == (folder / "merged").read_bytes()
+    found = write_as_they_come(iter(parts), spec, folder / "ahead")
+    if found is not None:  # it gives up where the types change often
+        assert found == expected
+        assert (folder / "ahead").read_bytes() == (folder / "merged").read_bytes()
 
 
 LATE: dict[str, list[Rows]] = {
@@ -283,6 +288,37 @@ def test_what_comes_late_changes_the_types_of_all(tmp_path: Path, what: str) -> 
     expected = write_the_output(parts, spec, tmp_path / "merged")
     assert write_as_they_come(iter(parts), spec, tmp_path / "ahead") == expected
     assert (tmp_path / "ahead").read_bytes() == (tmp_path / "merged").read_bytes()
+
+
+def test_a_column_in_each_part_is_left_to_the_merge(tmp_path: Path) -> None:
+    rows = [{f"c{k}": k if k == j else None for k in range(30)} for j in range(30)]
+    parts = parts_of(tmp_path / "parts", [[[row] * 10] for row in rows])
+    spec, seen = spec_of(str(tmp_path / "out.parquet")), []
+
+    def coming() -> Iterator[Part]:
+        for one in parts:
+            seen.append(one)
+            yield one
+
+    assert write_as_they_come(coming(), spec, tmp_path / "ahead") is None
+    assert len(seen) < 15  # and no more were written, again and again
+
+
+def test_carried_columns_of_other_types_are_left_to_the_merge(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, values in (("a", list(range(40))), ("b", [f"s{n}" for n in range(40)])):
+        pq.write_table(pa.table({"x": values}), tmp_path / "in" / f"{name}.parquet")
+    (tmp_path / "st.py").write_text("def stage(r): return {**r, 'y': 1}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "muster", "map", "st.py:stage", "--input", "in", "--output",
+         "out.parquet", "--devices", "cpu:1", "--chunk-rows", "8"],
+        cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "ArrowInvalid" not in done.stderr
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 80
 
 
 def test_a_part_is_written_before_the_next_one_is_there(tmp_path: Path) -> None:
