@@ -109,12 +109,16 @@ def lineage() -> set[int]:
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process that has not ended."""
+    if not IS_LINUX:
+        return _psutil_status(pid) not in ("", "zombie")
     process = _read_stat(pid)
     return process is not None and process.state != "Z"
 
 
 def is_stopped(pid: int) -> bool:
     """Whether it waits to be continued, as after Ctrl-Z."""
+    if not IS_LINUX:
+        return _psutil_status(pid) == "stopped"
     process = _read_stat(pid)
     return process is not None and process.state in ("T", "t")
 
@@ -334,6 +338,18 @@ def _read_stat(pid: int) -> _Process | None:
     # The command's name may hold spaces and parentheses: fields start after the last one.
     fields = text[text.rindex(b")") + 2 :].split()
     return _Process(pid, int(fields[1]), int(fields[3]), fields[0].decode())
+
+
+def _psutil_status(pid: int) -> str:
+    """psutil's word for what it does, where there is no /proc; "" where it has ended."""
+    import psutil  # here: the reaper has no installed packages
+
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return ""
+    except psutil.Error:  # another user's
+        return "running"
 
 
 def _session_of(pid: int) -> int:

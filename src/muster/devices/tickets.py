@@ -222,16 +222,19 @@ def _read(path: Path, kind: Kind) -> Found | None:
         text = json.loads(os.read(handle, _MOST_BYTES))
         return Found(
             path=path, kind=kind, uid=about.st_uid, changed_s=about.st_mtime,
-            is_alive=_is_locked(handle), record=text if isinstance(text, dict) else {},
+            is_alive=_is_alive(handle, kind, about.st_mtime),
+            record=text if isinstance(text, dict) else {},
         )  # fmt: skip
     finally:
         os.close(handle)
 
 
-def _is_locked(handle: int) -> bool:
-    """Whether its writer lives, whose lock for writing excludes ours for reading."""
+def _is_alive(handle: int, kind: Kind, changed_s: float) -> bool:
+    """Whether its writer lives, whose lock for writing excludes ours for reading. Without locks a
+    ticket counts while it is touched, as whoever waits does; another note counts always.
+    """
     if sys.platform == "win32":
-        return True
+        return kind != "ticket" or time.time() - changed_s < ASLEEP_S
     try:
         fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

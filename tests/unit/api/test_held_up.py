@@ -19,6 +19,7 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
 
+from muster.api.look.listing import waiting_process
 from muster.devices.tickets import Note
 from muster.run.folder import RunFolder, id_of
 from muster.run.session import hold
@@ -226,3 +227,33 @@ def test_a_stopped_process_in_the_queue_is_told_too(
     with queued(leases, folder.path, other.pid):
         said = muster_main("status", str(folder.path)).stdout
     assert "(muster queue); its process is stopped (Ctrl-Z); to let it go on: kill -CONT" in said
+
+
+@pytest.mark.parametrize("name", ["r", "two  spaces", "long" * 60])
+def test_a_waiting_start_is_found_however_its_folder_is_reached(
+    name: str, leases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / name
+    with queued(leases, folder, os.getpid()):
+        assert waiting_process(folder) == os.getpid(), "before it has a folder"
+        folder.mkdir()
+        (tmp_path / "link").symlink_to(folder)
+        (tmp_path / "other" / name).mkdir(parents=True)
+        assert waiting_process(Path("link")) == os.getpid()
+        assert waiting_process(tmp_path / "other" / name) is None
+        monkeypatch.chdir(folder)
+        assert waiting_process(Path()) == os.getpid()
+
+
+def test_a_start_by_an_earlier_version_is_told_of_but_not_waited_for(
+    leases: Path, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """It says only the name of its run, which may be another's."""
+    folder = killed("sweep", tmp_path)
+    ticket = Note(leases, "ticket", {"run": folder.name, "pid": os.getpid()})
+    try:
+        assert "waits for GPUs" in muster_main("status", str(folder.path)).stdout
+        done = muster_main("wait", str(folder.path), "--timeout", "20s")
+        assert done.returncode not in (0, 124), done.stderr
+    finally:
+        ticket.remove()

@@ -484,3 +484,16 @@ def test_nobody_leaves_the_rules_in_the_folder_that_all_share(tmp_path: Path) ->
 def test_nobody_leaves_the_rules_in_a_folder_that_another_has_made(settings: Settings) -> None:
     os.chown(settings.lease_folder, 4321, 4321)
     assert read_rules(settings) == read_rules(Settings())
+
+
+def test_without_locks_a_ticket_lives_while_it_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows, where a killed process leaves its ticket behind."""
+    path = tmp_path / "1-2-3.ticket"
+    path.write_text(json.dumps(TICKET))
+    monkeypatch.setattr("muster.devices.tickets.sys.platform", "win32")
+    assert [note.path for note in read_notes(tmp_path)] == [path]
+    left_s = time.time() - 60
+    os.utime(path, (left_s, left_s))
+    assert read_notes(tmp_path) == []

@@ -97,7 +97,8 @@ def is_at_work(run: Run | ExperimentFolder) -> bool:
 
 def _is_queued(folder: RunFolder) -> bool:
     """Whether a start of it waits for GPUs, or has got them and is about to take the lock."""
-    if (pid := waiting_process(folder.path)) is not None:
+    # A stranger of the same name would be waited for until it ends.
+    if (pid := waiting_process(folder.path, by_name=False)) is not None:
         if folder.exists() and Run(folder.path).status().state == "done":
             return False  # a start of it would find nothing to do, or begin anew
         _QUEUED[folder.path] = pid, time.monotonic()

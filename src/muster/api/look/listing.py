@@ -70,16 +70,17 @@ def find_run(text: str) -> Run:
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
 
 
-def waiting_process(path: Path) -> int | None:
+def waiting_process(path: Path, *, by_name: bool = True) -> int | None:
     """The process in the queue for GPUs in which a start of this user's run waits that has, or will
-    have, this folder.
+    have, this folder. ``by_name``: also one of which only the name is known to be the same.
     """
+    wanted = id_of(path)
     for one in _waiting():
         place = one.record.get("place")  # which an earlier version does not say
-        is_meant = one.run == path.name
-        if is_meant and path.exists() and isinstance(place, str):
-            is_meant = place == id_of(path)
-        if is_meant:
+        if place == wanted:
+            return one.pid
+        is_elsewhere = isinstance(place, str) and path.exists()
+        if by_name and not is_elsewhere and one.run == path.name:
             return one.pid
     return None
 
