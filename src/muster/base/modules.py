@@ -140,9 +140,10 @@ def _in_zip(path: Path) -> bytes | None:
     """What Python, which looks for modules in zip files too, would read there."""
     import zipfile  # here: few modules lie in one
 
-    archive = next((place for place in path.parents if place.is_file()), path)
-    with suppress(OSError, zipfile.BadZipFile, KeyError), zipfile.ZipFile(archive) as opened:
-        return opened.read(path.relative_to(archive).as_posix())
+    with suppress(OSError, zipfile.BadZipFile, KeyError):
+        archive = next((place for place in path.parents if place.is_file()), path)
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(path.relative_to(archive).as_posix())
     return None
 
 

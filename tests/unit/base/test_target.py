@@ -16,6 +16,7 @@ import pytest
 from muster.base import errors
 from muster.base.code import code_of
 from muster.base.errors import TargetError
+from muster.base.modules import read_source
 from muster.base.target import (
     TargetRef,
     find_source,
@@ -120,6 +121,23 @@ def test_targets_that_cannot_be_read(tmp_path: Path, text: str, message: str) ->
     write(tmp_path, "other.py", "")
     (tmp_path / "folder").mkdir()
     assert error_of(parse_target, text, tmp_path) == message
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="permissions of POSIX")
+def test_a_file_in_a_folder_that_may_not_be_entered_cannot_be_read(tmp_path: Path) -> None:
+    """Nor may it be looked at whether it is a zip file."""
+    closed = tmp_path / "closed"
+    (closed / "in").mkdir(parents=True)
+    closed.chmod(0)
+    own = os.geteuid()
+    if own == 0:  # whom no mode keeps out
+        os.seteuid(65534)
+    try:
+        with pytest.raises(TargetError, match="Cannot read"):
+            read_source(closed / "in" / "f.py")
+    finally:
+        os.seteuid(own)
+        closed.chmod(0o700)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

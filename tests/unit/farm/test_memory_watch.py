@@ -78,7 +78,7 @@ def test_a_task_is_not_blamed_for_a_look_that_began_before_it(
             _until(executor, Results)
         begin_s = time.monotonic()
         executor.poll(0.0)
-        assert time.monotonic() - begin_s < 60.0
+        assert time.monotonic() - begin_s < 20.0
         time.sleep(0.2)
     death = _until(executor, WorkerDied)
     assert isinstance(death, WorkerDied)
@@ -95,7 +95,7 @@ def test_a_result_that_waited_while_the_next_task_took_memory_excuses_nobody(
     """
     _until(executor, WorkerReady)
     quick = [_task(number, 0, 0.0) for number in range(1, 41)]
-    executor.send(1, [*quick, _task(41, 4096, -1.0)], together=False)
+    executor.send(1, [*quick, _task(41, 1024, -1.0)], together=False)
     events: list[object] = []
     until = time.monotonic() + 60.0
     while not any(isinstance(event, WorkerDied) for event in events):

@@ -396,6 +396,7 @@ class Worker:
         if finished:
             self.tasks_end = max(self.tasks_end, *map(_LOG_END, finished))
             self.recent.extend(map(_TASK_AND_TOKEN, finished))
-            self.ended_s = end_of(finished) if self.looked_s else 0.0
+            if self.looked_s:  # a late one has an older end
+                self.ended_s = max(self.ended_s, end_of(finished))
             self.spare_at = None  # it ended as it was told
             events.append(Results(self.worker_id, finished))
