@@ -242,7 +242,7 @@ def _full_disk(folder: RunFolder) -> Iterator[str]:
         which = "the likely" if refusal == full else "a possible"
         yield (
             f"{refusal.what.format(folder.path)} now{known}, which is {which} cause: how it "
-            f"ended may not have been written for that. Before it goes on: {refusal.hint}"
+            f"ended may not have been written for that. Before it goes on: {refusal.hint}."
         )
 
 
