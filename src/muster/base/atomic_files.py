@@ -18,35 +18,35 @@ from typing import NamedTuple
 from muster.base.errors import SetupError
 
 _ELSEWHERE = (
-    "start a new run elsewhere with --run-dir; to go on with this one, copy its folder there."
+    "start a new run elsewhere with --run-dir; to go on with this one, copy its folder there"
 )
 _AGAIN = "nothing finished is lost, run the same command again to go on."
 
 
 class Refusal(NamedTuple):
-    """Why a disk takes nothing more: ``what`` is so at a place, and what helps."""
+    """Why a disk takes nothing more: ``what`` is so at a place, ``hint`` is what to do, and
+    ``reason`` says it shortly where the system's words do not.
+    """
 
     what: str
     hint: str
+    reason: str = ""
 
 
+_MAKE_ROOM = "free space there or choose another place with --run-dir"
 #: For whoever meets one of them, and for whoever asks later what may have ended a run.
 DISK_REFUSALS = {
-    errno.ENOSPC: Refusal(
-        "The disk of {} is full",
-        f"free space there or choose another place with --run-dir; {_AGAIN}",
-    ),
+    errno.ENOSPC: Refusal("The disk of {} is full", _MAKE_ROOM),
     errno.EDQUOT: Refusal(
-        "Your quota on the disk of {} is used up",
-        "your quota there is used up; free space or choose another --run-dir.",
+        "Your quota on the disk of {} is used up", _MAKE_ROOM, "your quota there is used up; "
     ),
     errno.EFBIG: Refusal(
         "A file in {} may not grow any more",
-        "files there may not become as large: raise the limit (ulimit -f), or choose another "
-        f"place with --run-dir; {_AGAIN}",
+        "raise the limit (ulimit -f), or choose another place with --run-dir",
+        "files there may not become as large; ",
     ),
     errno.EROFS: Refusal(
-        "The file system of {} is read-only", f"that file system is read-only; {_ELSEWHERE}"
+        "The file system of {} is read-only", _ELSEWHERE, "that file system is read-only; "
     ),
 }
 
@@ -175,9 +175,10 @@ def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     """A SetupError that says what to do about a failed write."""
     hint = "choose another place with --run-dir."
     if (refusal := DISK_REFUSALS.get(error.errno or 0)) is not None:
-        hint = refusal.hint
+        again = "." if error.errno == errno.EROFS else f"; {_AGAIN}"
+        hint = f"{refusal.reason}{refusal.hint}{again}"
     elif error.errno in (errno.EACCES, errno.EPERM):
-        hint = f"you may not write there; {_ELSEWHERE}"
+        hint = f"you may not write there; {_ELSEWHERE}."
     return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=hint)
 
 

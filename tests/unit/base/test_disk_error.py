@@ -73,7 +73,10 @@ def test_what_a_disk_refuses_is_said_alike_when_it_happens_and_when_it_is_asked_
     found = refusal_of(tmp_path, 1 << 20)
     assert found == DISK_REFUSALS[number]
     told = str(explain_os_error(OSError(number, os.strerror(number)), "write", tmp_path))
-    assert told == f"Cannot write {tmp_path}: {os.strerror(number)}.\nHint: {found.hint}"
+    begin = f"Cannot write {tmp_path}: {os.strerror(number)}.\nHint: "
+    assert told.startswith(f"{begin}{found.reason}{found.hint}") and told.endswith(".")
+    verb = found.hint.split()[0]
+    assert verb in ("free", "raise", "start"), "what is so is said before what to do"
 
 
 def test_a_limit_on_the_size_of_files_is_a_refusal(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -230,15 +231,18 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
 
 def _full_disk(folder: RunFolder) -> Iterator[str]:
     """Where nothing tells of an end, because there may have been no room to write it down."""
-    free = shutil.disk_usage(folder.path).free
-    refusal = refusal_of(folder.path, _LEAST_FREE)
-    if free < _LEAST_FREE:
-        refusal = DISK_REFUSALS[errno.ENOSPC]
-    if refusal is not None:
+    free, full = shutil.disk_usage(folder.path).free, DISK_REFUSALS[errno.ENOSPC]
+    refusal = full if free < _LEAST_FREE else None
+    # Quota and limit are those of whoever looks. Windows has no ids, and says 0 of each file.
+    if refusal is None and folder.path.stat().st_uid == getattr(os, "geteuid", lambda: 0)():
+        refusal = refusal_of(folder.ledger, _LEAST_FREE)
+    # That it may only be read from here says nothing of where the run was.
+    if refusal is not None and refusal != DISK_REFUSALS[errno.EROFS]:
         known = f" ({shown_mib(free / 2**20)} are free)" if free < _LEAST_FREE else ""
+        which = "the likely" if refusal == full else "a possible"
         yield (
-            f"{refusal.what.format(folder.path)} now{known}, which is the likely cause: how it "
-            f"ended may not have been written for that. Before it goes on: {refusal.hint}"
+            f"{refusal.what.format(folder.path)} now{known}, which is {which} cause: how it "
+            f"ended may not have been written for that. Before it goes on: {refusal.hint}."
         )
 
 

@@ -336,7 +336,7 @@ def _explain(error: sqlite3.Error, path: Path, doing: str) -> LedgerError:
     if "I/O" in text and (refusal := _refusal(path)) is not None:
         return LedgerError(
             f"{refusal.what.format(path.parent)}, so nothing more can be recorded ({text}).",
-            hint=f"everything shown as finished is saved. {refusal.hint}",
+            hint=f"{refusal.hint}. Everything shown as finished is saved.",
         )
     if "malformed" in text or "not a database" in text or "corrupt" in text:
         return LedgerError(
