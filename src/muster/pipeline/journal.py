@@ -299,6 +299,15 @@ class Kept(NamedTuple):
     bad_path: Path | None = None
 
 
+def begun_in(folder: Path) -> frozenset[str]:
+    """The keys of the chunks that have files there, for one look at the folder: of a map's many
+    chunks few are begun at a time, and a file server takes long to say of each that it is not.
+    """
+    with suppress(FileNotFoundError), os.scandir(folder) as files:
+        return frozenset(file.name.partition(".")[0] for file in files)
+    return frozenset()
+
+
 def kept_of(folder: Path, key: str) -> Kept:
     """What the next worker finds done of a chunk, as its index has it. It takes no lock and changes
     nothing, so it may look while one writes; only after a power cut less of it may be whole.

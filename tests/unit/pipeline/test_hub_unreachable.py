@@ -104,7 +104,9 @@ def test_what_is_not_in_the_cache_is_refused_at_once(code: str, told: dict[str, 
 
 
 def test_no_warnings_holds_for_what_the_hub_library_logs() -> None:
-    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout + done.stderr) == (1, "ended\n")
 
 

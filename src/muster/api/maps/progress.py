@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from muster.api.maps.publish import Tally, parts_of
+from muster.api.maps.publish import Tally, kept_in, parts_of
 from muster.base.errors import MusterError
 from muster.base.metric_log import TIME, mark_start
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.farm.view import Interval, Rate, RunView
-from muster.pipeline.journal import Kept, kept_of
+from muster.pipeline.journal import Kept
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.parts_ahead import Ahead, ahead_of
 from muster.pipeline.sinks.unordered import Appender, check_growable
@@ -115,10 +115,8 @@ def begun_chunks(folder: RunFolder) -> list[Kept]:
         return []
     with LedgerReader(folder.ledger) as ledger:
         unfinished = [task for task in ledger.tasks() if task.state is not TaskState.DONE]
-    return [
-        kept_of(folder.parts_of(json.loads(task.payload)["order"]), task.key.hex())
-        for task in unfinished
-    ]
+    look = kept_in(folder)
+    return [look(json.loads(task.payload)["order"], task.key.hex()) for task in unfinished]
 
 
 def rejects_so_far(folder: RunFolder, begun: Sequence[Kept] = ()) -> Rejects:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +22,7 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.pipeline.apart import apart
-from muster.pipeline.journal import kept_of
+from muster.pipeline.journal import Kept, begun_in, kept_of
 from muster.pipeline.sinks.formats import MANIFEST, SinkSpec
 from muster.pipeline.sinks.merge import find_repeated_ids, merge, part_name
 from muster.pipeline.sinks.parts import Part
@@ -68,6 +69,7 @@ def tally(folder: RunFolder) -> Tally:
     if not folder.ledger.exists():
         return Tally()
     sums: Counter[str] = Counter()
+    look = kept_in(folder)
     for state, key, params, value in _chunks(folder):
         if state is TaskState.DONE:
             blank = value.get("blank", 0)
@@ -79,8 +81,19 @@ def tally(folder: RunFolder) -> Tally:
             name = "num_lost" if state is TaskState.FAILED else "num_open"
             sums[name] += params["stop"] - params["start"]
             if name == "num_open":
-                sums["num_begun"] += kept_of(folder.parts_of(params["order"]), key).num_rows
+                sums["num_begun"] += look(params["order"], key).num_rows
     return Tally(**sums)
+
+
+def kept_in(folder: RunFolder) -> Callable[[int, str], Kept]:
+    """What is kept of an unfinished chunk, by its shard and key; each folder is listed once."""
+    begun = functools.cache(begun_in)
+
+    def look(order: int, key: str) -> Kept:
+        place = folder.parts_of(order)
+        return kept_of(place, key) if key in begun(place) else Kept()
+
+    return look
 
 
 def parts_of(folder: RunFolder) -> list[Part]:
