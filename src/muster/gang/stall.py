@@ -53,7 +53,7 @@ _QUIET_S = 4.0
 #: One rank works on its own here, for as long as its disk or its task takes.
 _PATIENT = ("checkpoint", "compiling", "setup", "finish")
 #: Phases of muster's own loops in which a rank may wait for its GPU and for nobody else.
-_ALONE = ("data", "forward", "optimizer", "evaluation")
+_ALONE = ("data", "forward", "optimizer", "evaluation", "ending")
 
 #: What a rank spends its time with, by its phase; all else is "the rest".
 _ACTIVITIES = {

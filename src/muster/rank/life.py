@@ -310,7 +310,7 @@ class StopFlag:
     """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step.
 
     So does ``is_cancelled``, which is asked at every step. A second signal ends the process at
-    once; in one of the caller's own (``is_callers``) a second Ctrl-C is KeyboardInterrupt.
+    once; in one of the caller's own (``is_callers``) it is KeyboardInterrupt there.
     ``name``: what has asked first, a signal or `CANCEL`; "" before.
     """
 
@@ -350,9 +350,11 @@ class StopFlag:
             now_s = time.monotonic()
             if self._ending_since_s is None:
                 self._ending_since_s = now_s
-            elif now_s - self._ending_since_s > _ECHO_S:
-                if self._is_callers and number == signal.SIGINT:
+            elif self._is_callers:
+                # Nobody passes a caller's Ctrl-C on: a second one is meant, however soon it comes.
+                if number == signal.SIGINT or now_s - self._ending_since_s > _ECHO_S:
                     raise KeyboardInterrupt
+            elif now_s - self._ending_since_s > _ECHO_S:
                 os._exit(128 + number)
         if not self._is_set:
             self._is_set, self.name = True, signal.Signals(number).name

@@ -188,6 +188,7 @@ def collect(
     random = _random_numbers(spec, place, carry.num_steps, num_steps)
     who = f"The environments {spec.name!r}"
     observed: list[Observation] = []
+    acted: list[dict[str, Tensor]] = []
     rows: list[dict[str, Tensor]] = []
     extras: list[dict[str, Tensor]] = []
     waits = place.device.type == "cpu"
@@ -197,21 +198,24 @@ def collect(
         _append(who, observed, carry.observation)
         with clock.measure("acting"):
             made = actor(carry.observation, carry.state, carry.starts, random[t])
+        # Before the step, which may write into all that it has returned so far.
+        _append(who, acted, {
+            "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
+            "values": made.value,
+        })  # fmt: skip
         with clock.measure("stepping"):
             outcome = env.step(made.actions)
         if t == 0:
             check_outcome(who, spec, outcome)
         _append(who, rows, {
-            "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
-            "values": made.value, "rewards": as_number(outcome.reward),
-            "terminated": outcome.terminated, "truncated": outcome.truncated,
-            "valid": outcome.valid,
+            "rewards": as_number(outcome.reward), "terminated": outcome.terminated,
+            "truncated": outcome.truncated, "valid": outcome.valid,
         })  # fmt: skip
         _append(who, extras, {name: outcome.extras[name] for name in spec.extras})
         finals.keep(t, outcome.truncated, outcome.final, made.state)
         carry.observation, carry.state = outcome.observation, made.state
         carry.starts = outcome.starts
-    observation, columns = _stacked(observed), _stacked(rows)
+    observation, columns = _stacked(observed), _stacked(acted) | _stacked(rows)
     check_masks(who, observation, columns["valid"])
     carry.num_steps += num_steps
     with clock.measure("acting"):
@@ -238,11 +242,11 @@ def _random_numbers(spec: EnvSpec, place: Place, first: int, num_steps: int) -> 
 def _append(who: str, steps: list[dict[str, Tensor]], values: dict[str, Tensor]) -> None:
     """Keep the ``values`` of one more step. TargetError where they are not as the first ones were.
 
-    They are not copied, because environments never write into what they have returned.
+    They are copied: an environment or a policy may use its buffers again.
     """
     for name, first in (steps[0] if steps else values).items():
         check_same_kind(who, name, first, values.get(name))
-    steps.append({**values})
+    steps.append({name: value.clone() for name, value in values.items()})
 
 
 def _stacked(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:

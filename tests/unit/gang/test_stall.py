@@ -308,6 +308,13 @@ def test_a_rank_that_holds_up_gpus_in_mid_step_is_named() -> None:
     assert verdict.text.startswith("rank 3 is in the data loader at step 7; ranks 0-2 wait for")
 
 
+def test_a_failed_rank_that_hangs_on_its_gpu_waits_for_nobody() -> None:
+    beats = [beat(0, phase="backward", step=5), beat(1, phase="ending", step=5, on_gpu=True)]
+    verdicts = watch_still(beats, 400)
+    assert verdicts[-1].is_final and {verdict.culprits for verdict in verdicts} == {(1,)}
+    assert "rank 0 waits in backward" in verdicts[-1].text
+
+
 def test_a_script_that_evaluates_on_its_gpus_is_not_ended() -> None:
     """All ranks in ``.item()``, or all but one: a rank that is waited for looks the same."""
     between = beat(2, phase=ITEM["phase"], step=7)

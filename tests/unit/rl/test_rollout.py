@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from tests.unit.rl.batched_cartpole import BatchedCartPole
+from torch import Tensor
 
 from muster.base.errors import UsageError
 from muster.rank.precision import Precision
 from muster.rank.process_group import joined
 from muster.rl.config import PpoConfig
-from muster.rl.environment import EnvSpec, Place
+from muster.rl.environment import Change, EnvSpec, Outcome, Place
 from muster.rl.policy import Policy, RecurrentPolicy
 from muster.rl.rollout import Actor, Carry, Finals, PhaseClock, Rollout, collect
 from muster.rl.setup import place_of
@@ -32,8 +35,10 @@ def policy_for(spec: EnvSpec) -> RecurrentPolicy:
     return made.eval()
 
 
-def collected(policy: Policy, at: Place, num_steps: int = STEPS) -> Rollout:
-    env = BatchedCartPole(at, max_steps=LIMIT)
+def collected(
+    policy: Policy, at: Place, num_steps: int = STEPS, kind: type[BatchedCartPole] = BatchedCartPole
+) -> Rollout:
+    env = kind(at, max_steps=LIMIT)
     actor = Actor(policy, env.spec, FP32)
     carry = Carry(
         observation=env.reset(),
@@ -65,6 +70,42 @@ def test_a_truncated_episode_is_valued_with_its_own_memory() -> None:
             observation, starts = outcome.observation, outcome.starts
     torch.testing.assert_close(rollout.bootstrap, expected, rtol=1e-5, atol=1e-5)
     assert rollout.bootstrap[rollout.truncated].abs().min() > 1e-3
+
+
+class Rewarded(BatchedCartPole):
+    """Other rewards in every step."""
+
+    def advance(self, actions: Tensor) -> Change:
+        change = super().advance(actions)
+        return change._replace(reward=self.rows["state"].sum(1).to(torch.float32))
+
+
+class Reusing(Rewarded):
+    """Writes all that a step returns into the same tensors, and into the actions it was given."""
+
+    kept: Outcome | None = None
+
+    def step(self, actions: Tensor) -> Outcome:
+        made = super().step(actions)
+        actions.zero_()
+        if self.kept is None:
+            self.kept = made
+            return made
+        for buffer, new in zip(_tensors(self.kept), _tensors(made), strict=True):
+            buffer.copy_(new)
+        return self.kept
+
+
+def _tensors(outcome: Outcome) -> list[Tensor]:
+    parts = [part.values() if isinstance(part, dict) else [part] for part in outcome]
+    return [value for part in parts for value in part]
+
+
+def test_an_environment_may_use_its_buffers_again() -> None:
+    policy = policy_for(Rewarded(place()).spec)
+    expected, found = (collected(policy, place(), kind=kind) for kind in (Rewarded, Reusing))
+    assert len(expected.rewards.unique()) > STEPS
+    torch.testing.assert_close(asdict(found), asdict(expected), rtol=0, atol=0)
 
 
 def test_slots_keep_what_lists_keep() -> None:
