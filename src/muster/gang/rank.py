@@ -73,8 +73,9 @@ def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
         else:
             _run_script(program, args)
     except SystemExit as end:
-        if isinstance(end.code, int) and end.code:
-            _leave_soon(end.code, kind, topology)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code:
+            _leave_soon(code, kind, topology)
         raise
     except BaseException as error:
         _give_account(error, folder, topology)
