@@ -79,6 +79,10 @@ def check(
     assert done.returncode == code, done.stderr
     assert words in done.stderr, done.stderr
     assert "stalled" not in done.stderr and "wait for each other" not in done.stderr
+    if "--holds" in flags:
+        assert (folder / "left.txt").read_text() == "all of it"
+        log = (folder / "run/logs/rank-1.log").read_text()
+        assert "this rank has failed and not ended for 30 s" in log, log
     steps = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
     last = 2 if "2" in flags else 6 if "fsdp" in flags else 5  # its rehearsal asks for a loss less
     if how == "raises-deep":  # behind the last gradient: the step has all that it needs

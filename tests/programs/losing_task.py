@@ -57,6 +57,8 @@ class Losing(muster.Task):
         how = self.how if is_due else ""
         if how and self.holds:
             threading.Thread(target=time.sleep, args=(600,)).start()
+            self.left_open = open("left.txt", "w")
+            self.left_open.write("all of it")
         self.made.is_short = how == "unused"
         if how == "raises-deep":
             x = Refuses.apply(x.requires_grad_())

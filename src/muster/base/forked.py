@@ -34,12 +34,19 @@ def run_and_leave(program: Callable[[], int | None]) -> NoReturn:
             with contextlib.suppress(Exception):
                 threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
                 atexit._run_exitfuncs()
-            # Beside, because a pipe may be full that nobody reads any more.
-            flusher = threading.Thread(target=_flush_files, daemon=True)
-            flusher.start()
-            flusher.join(_FLUSH_S)
         finally:
-            os._exit(code)
+            flush_and_exit(code)
+
+
+def flush_and_exit(code: int) -> NoReturn:
+    """End this process with what its files still hold written, and without waiting for threads."""
+    try:
+        # Beside, because a pipe may be full that nobody reads any more.
+        flusher = threading.Thread(target=_flush_files, daemon=True)
+        flusher.start()
+        flusher.join(_FLUSH_S)
+    finally:
+        os._exit(code)
 
 
 def _exit_code(value: object) -> int:

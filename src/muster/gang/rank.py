@@ -26,7 +26,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from muster.base.codec import write_json
-from muster.base.forked import run_and_leave
+from muster.base.forked import flush_and_exit, run_and_leave
 from muster.base.reaper import die_with_parent
 from muster.gang.beacon import HeartbeatSender
 from muster.gang.topology import Topology, read_topology
@@ -34,8 +34,8 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
-#: Seconds that a rank may take to leave, as long as others that are told to end because of it.
-_LEAVING_S = 5.0
+#: Seconds that a rank may take to leave, with what its own threads have still to write or to send.
+_LEAVING_S = 30.0
 #: Kept, because the interpreter empties a module that nothing refers to.
 _REPLACED_MAIN: list[ModuleType] = []
 
@@ -73,8 +73,9 @@ def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
         else:
             _run_script(program, args)
     except SystemExit as end:
-        if isinstance(end.code, int) and end.code:
-            _leave_soon(end.code, kind, topology)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code:
+            _leave_soon(code, kind, topology)
         raise
     except BaseException as error:
         _give_account(error, folder, topology)
@@ -90,9 +91,17 @@ def _leave_soon(code: int, kind: str, topology: Topology) -> None:
     """
     if kind != "entry" or topology.world_size == 1:
         return
-    timer = threading.Timer(_LEAVING_S, os._exit, [code])
+    timer = threading.Timer(_LEAVING_S, _cut, [code])
     timer.daemon = True
     timer.start()
+
+
+def _cut(code: int) -> None:
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    with contextlib.suppress(OSError):  # past sys.stderr, which the program may hold
+        said = f"muster: this rank has failed and not ended for {_LEAVING_S:.0f} s; it is ended"
+        os.write(2, f"{said} (threads: {', '.join(names)})\n".encode(errors="replace"))
+    flush_and_exit(code)
 
 
 def _watch_over(folder: RunFolder, topology: Topology) -> None:

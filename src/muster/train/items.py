@@ -103,7 +103,9 @@ def check_same_items(dataset: Dataset[Any], count: int, split: str, council: Cou
                 "another than rank 0's, so that some samples would be taken twice, or under "
                 "another label, and others never.",
                 hint="give all ranks all of the data in one order. Files are listed in no certain "
-                "order, and a set of texts has another in every process: sort both.",
+                "order, and a set of texts has another in every process: sort both. A field of a "
+                "data class that is another on each rank by design (its host, a time) is left out "
+                "with `field(compare=False)`.",
             )
 
 
@@ -153,7 +155,7 @@ def _parts(item: Any, is_exact: bool) -> list[Any]:
 def _parts_of_one(item: Any, is_exact: bool) -> list[Any]:
     if item is None:
         return [None]
-    if isinstance(item, str) and item.startswith("/"):  # a file, in a host's own folder
+    if isinstance(item, str) and item.startswith(("/", "file://")):  # in a host's own folder
         return [item.rpartition("/")[2]]
     for plain in _PLAIN:
         if isinstance(item, plain):

@@ -40,6 +40,13 @@ def test_another_item_is_not_like_it(name: str) -> None:
     assert not _is_same(first, other)
 
 
+@pytest.mark.parametrize("root", ["/", "file:///"])
+def test_a_file_is_in_a_hosts_own_folder(root: str) -> None:
+    here, there, other = (f"{root}{name}" for name in ("a/1.png", "b/1.png", "a/2.png"))
+    assert outline(here).is_like(outline(there))
+    assert not outline(here).is_like(outline(other))
+
+
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_cannot_be_compared_is_named(name: str) -> None:
     assert outline([make(name, 3)]).left_out == (type(make(name, 3)).__name__,) or name == "itself"
