@@ -47,9 +47,21 @@ OTHERWISE: list[tuple[str, tuple[str, ...], int, str]] = [
 ]
 
 
+#: Of those that take the same way through the code one is enough for each change; the others are
+#: slow.
+ALIKE = ("no-grad", "none", "mean", "weight=-99", "hook")
+ALONE = [("detached", "2"), ("raises", "exec"), ("detached", "--holds")]
+EVERY = [
+    pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in ALIKE if not one[1] else
+                                                   (one[0], one[1][-1]) not in ALONE or
+                                                   len(one[1]) > 2))
+    for one in (*CASES, *OTHERWISE)
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("how", "flags", "code", "words"),
-    [*CASES, *OTHERWISE],
+    EVERY,
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 else None,
 )
 def test_it_ends_soon_with_the_rank_and_the_cause(
