@@ -73,9 +73,8 @@ def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
         else:
             _run_script(program, args)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if code:
-            _leave_soon(code, kind, topology)
+        if end.code:
+            _leave_soon(end.code if isinstance(end.code, int) else 1, kind, topology)
         raise
     except BaseException as error:
         _give_account(error, folder, topology)

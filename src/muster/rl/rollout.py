@@ -7,9 +7,10 @@ values of final observations are computed once, after the last step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -187,19 +188,20 @@ def collect(
     spec = env.spec
     random = _random_numbers(spec, place, carry.num_steps, num_steps)
     who = f"The environments {spec.name!r}"
-    observed: list[Observation] = []
-    acted: list[dict[str, Tensor]] = []
-    rows: list[dict[str, Tensor]] = []
-    extras: list[dict[str, Tensor]] = []
+    observation: dict[str, Tensor] = {}
+    acted: dict[str, Tensor] = {}
+    outcomes: dict[str, Tensor] = {}
+    extras: dict[str, Tensor] = {}
+    keep = partial(_keep, who, num_steps)
     waits = place.device.type == "cpu"
     finals = Finals(spec, num_steps, carry.starts, waits=waits)
     start = {name: value.clone() for name, value in carry.state.items()}
     for t in range(num_steps):
-        _append(who, observed, carry.observation)
+        # Before the step, which may write into all that it has returned so far.
+        keep(t, observation, carry.observation)
         with clock.measure("acting"):
             made = actor(carry.observation, carry.state, carry.starts, random[t])
-        # Before the step, which may write into all that it has returned so far.
-        _append(who, acted, {
+        keep(t, acted, {
             "starts": carry.starts, "actions": made.actions, "log_probs": made.log_probs,
             "values": made.value,
         })  # fmt: skip
@@ -207,27 +209,27 @@ def collect(
             outcome = env.step(made.actions)
         if t == 0:
             check_outcome(who, spec, outcome)
-        _append(who, rows, {
+        keep(t, outcomes, {
             "rewards": as_number(outcome.reward), "terminated": outcome.terminated,
             "truncated": outcome.truncated, "valid": outcome.valid,
         })  # fmt: skip
-        _append(who, extras, {name: outcome.extras[name] for name in spec.extras})
+        keep(t, extras, {name: outcome.extras[name] for name in spec.extras})
         finals.keep(t, outcome.truncated, outcome.final, made.state)
         carry.observation, carry.state = outcome.observation, made.state
         carry.starts = outcome.starts
-    observation, columns = _stacked(observed), _stacked(acted) | _stacked(rows)
-    check_masks(who, observation, columns["valid"])
+    check_masks(who, observation, outcomes["valid"])
     carry.num_steps += num_steps
     with clock.measure("acting"):
         last_value = actor.value(carry.observation, carry.state, carry.starts)
         bootstrap = finals.values(actor, last_value)
     return Rollout(
         observation=observation,
-        extras=_stacked(extras),
+        extras=extras,
         state=start,
         bootstrap=bootstrap,
         last_value=last_value,
-        **columns,
+        **acted,
+        **outcomes,
     )
 
 
@@ -239,19 +241,18 @@ def _random_numbers(spec: EnvSpec, place: Place, first: int, num_steps: int) -> 
     return draw(spec.actions, place.seed, ACTION, rows, counter.unsqueeze(1).expand_as(rows))
 
 
-def _append(who: str, steps: list[dict[str, Tensor]], values: dict[str, Tensor]) -> None:
-    """Keep the ``values`` of one more step. TargetError where they are not as the first ones were.
-
-    They are copied: an environment or a policy may use its buffers again.
+def _keep(
+    who: str, num_steps: int, t: int, columns: dict[str, Tensor], values: Mapping[str, Tensor]
+) -> None:
+    """Copy the ``values`` of step ``t`` into their ``columns`` [num_steps, ...], for an environment
+    or a policy may use its buffers again. TargetError where they are not as the first ones were.
     """
-    for name, first in (steps[0] if steps else values).items():
-        check_same_kind(who, name, first, values.get(name))
-    steps.append({name: value.clone() for name, value in values.items()})
-
-
-def _stacked(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors [T, ...] by name."""
-    return {name: torch.stack([values[name] for values in steps]) for name in steps[0]}
+    if t == 0:
+        first = values.items()
+        columns.update((name, value.new_empty((num_steps, *value.shape))) for name, value in first)
+    for name, column in columns.items():
+        check_same_kind(who, name, column[t], values.get(name))
+        column[t].copy_(values[name])
 
 
 class Finals:

@@ -6,9 +6,10 @@ What cannot be compared is left out: a look at the data never ends a training.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from hashlib import blake2b
 from numbers import Number
@@ -25,6 +26,8 @@ from muster.rank.seeding import Untouched, seed_sample
 
 #: Whole numbers in tensors up to this size are labels or tokens, and not an image.
 _FEW = 16
+#: Parts of an item that are looked at: one may refer to a whole table, which would take minutes.
+_MOST = 100_000
 #: What is written in one way everywhere, also by a class that derives from it.
 _PLAIN = (bool, int, str, bytes)
 #: Keys by whose text a dict is put into one order everywhere.
@@ -115,9 +118,11 @@ def outline(item: Any, *, is_exact: bool = False) -> Outline:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about kinds of tensors that may change
         try:
-            parts = _parts(item, is_exact)
+            parts = list(itertools.islice(_parts(item, is_exact), _MOST + 1))
         except Exception:  # a class of its own, or a list that holds itself
             parts = [_LeftOut(type(item).__name__)]
+    if len(parts) > _MOST:
+        parts[_MOST] = _LeftOut(f"what is behind {_MOST:,} values")
     for part in parts:
         is_size = isinstance(part, float) and not is_exact
         if is_size:
@@ -132,27 +137,34 @@ class _LeftOut(NamedTuple):
     kind: str
 
 
-def _parts(item: Any, is_exact: bool) -> list[Any]:
+def _parts(item: Any, is_exact: bool) -> Iterator[Any]:
     """Texts, numbers and their likes that make up ``item``; floats need not be exact."""
     if isinstance(item, dict):
         if not all(isinstance(key, _KEYS) for key in item):
-            return [_LeftOut(type(item).__name__)]
-        pairs = sorted(item.items(), key=lambda pair: str(pair[0]))  # as they came from a set, say
-        return [part for key, value in pairs for part in (str(key), *_parts(value, is_exact))]
-    if isinstance(item, list | tuple):
-        return [len(item), *(part for value in item for part in _parts(value, is_exact))]
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            yield _LeftOut(type(item).__name__)
+            return
+        # In one order, because they may have come from a set.
+        for key, value in sorted(item.items(), key=lambda pair: str(pair[0])):
+            yield str(key)
+            yield from _parts(value, is_exact)
+    elif isinstance(item, list | tuple):
+        yield len(item)
+        for value in item:
+            yield from _parts(value, is_exact)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        yield type(item).__name__
         values = [getattr(item, each.name) for each in dataclasses.fields(item) if each.compare]
-        return [type(item).__name__, *_parts(values, is_exact)]
-    try:
-        return _parts_of_one(item, is_exact)
-    except RecursionError:
-        raise
-    except Exception:  # of a kind that torch, or its library, has no such operation for
-        return [_LeftOut(type(item).__name__)]
+        yield from _parts(values, is_exact)
+    else:
+        try:
+            yield from _parts_of_one(item, is_exact)
+        except RecursionError:
+            raise
+        except Exception:  # of a kind that torch, or its library, has no such operation for
+            yield _LeftOut(type(item).__name__)
 
 
-def _parts_of_one(item: Any, is_exact: bool) -> list[Any]:
+def _parts_of_one(item: Any, is_exact: bool) -> Iterable[Any]:
     if item is None:
         return [None]
     if isinstance(item, str) and item.startswith(("/", "file://")):  # in a host's own folder
@@ -176,10 +188,10 @@ def _parts_of_one(item: Any, is_exact: bool) -> list[Any]:
     return _parts_of_array(item.__array__(), is_exact)
 
 
-def _parts_of_array(array: Any, is_exact: bool) -> list[Any]:
+def _parts_of_array(array: Any, is_exact: bool) -> Iterable[Any]:
     kind = array.dtype.kind
     if array.dtype.hasobject or kind in "USV":  # Python's own values, texts, and records
-        return [tuple(array.shape), *_parts(array.tolist(), is_exact)]
+        return itertools.chain([tuple(array.shape)], _parts(array.tolist(), is_exact))
     form = [str(array.dtype), tuple(array.shape)]
     if kind in "mM" or (is_exact and kind not in "fc"):  # times, and whole numbers
         return [*form, _digest(array.tobytes())]

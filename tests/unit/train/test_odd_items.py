@@ -136,3 +136,11 @@ def test_it_is_trained_from_on_ranks(name: str, trained: Outcomes) -> None:
 def test_another_order_of_them_on_one_rank_is_seen(trained: Outcomes) -> None:
     for rank in (0, 1):
         assert "do not have the same train data" in (trained.of("turned", rank).error or "")
+
+
+def test_of_an_item_that_refers_to_a_whole_table_the_beginning_is_compared() -> None:
+    table = [[n, str(n)] for n in range(200_000)]
+    seen = outline(table)
+    assert seen.left_out == ("what is behind 100,000 values",)
+    assert seen.is_like(outline(table)) and not seen.is_like(outline([[1, "0"], *table[1:]]))
+    assert seen.is_like(outline([*table[:-1], [1, "0"]]))  # nobody has looked there
