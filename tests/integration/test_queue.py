@@ -36,6 +36,11 @@ def quick(seed: int):
 
 def stage(record):
     return {"b": record["a"] + 1}
+
+def same(record):
+    return record
+
+STAGES = [stage, same]
 """
 
 
@@ -146,6 +151,20 @@ def test_a_request_to_end_leaves_the_queue_and_the_same_command_waits_again(
     assert command == "map" or not (place.path / "r").exists()  # which has read its input by then
     runs = place.path / "runs"
     assert not runs.exists() or not list(runs.iterdir()), "an empty folder is left"
+
+
+def test_a_stage_that_waits_is_known_by_its_map(place: Place) -> None:
+    place.hold("--devices", "2")
+    words = ("--input", "in.jsonl", "--output", "o.jsonl", "--stage-by-stage", "--run-dir", "r")
+    process = place.begin("map", "t.py:STAGES", *words, "--wait")
+    place.until(lambda: num_waiting(place) == 1)
+    assert [one["run"] for one in place.queue()["waiting"]] == ["r"]
+    status = [sys.executable, "-m", "muster", "status", "r"]
+    said = subprocess.run(status, cwd=place.path, capture_output=True, text=True).stderr
+    assert f"waits for GPUs, in process {process.pid}" in said
+    waiter = place.begin("wait", "r")
+    (place.path / "go").touch()
+    assert (process.wait(timeout=300), waiter.wait(timeout=300)) == (0, 0), place.said
 
 
 def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(

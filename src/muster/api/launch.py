@@ -167,8 +167,9 @@ def _run(
         refuse_past_limits(folder, workload, options, requests)
         chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):
+            whole = RunFolder(folder.whole)  # whoever looks knows a stage by its map
             placement, leases = take_devices(
-                chosen, folder.name, settings, audience.say, id_of(folder.path)
+                chosen, whole.name, settings, audience.say, id_of(whole.path)
             )
             slots = slots_of(placement, chosen)
             lending = Lending(folder, options, settings, slots, leases)

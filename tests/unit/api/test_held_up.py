@@ -19,7 +19,9 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
 
-from muster.api.look.listing import waiting_process
+from muster.api.experiments.watching import is_at_work
+from muster.api.look.listing import held_up, waiting_process
+from muster.api.runs import Run
 from muster.devices.tickets import Note
 from muster.run.folder import RunFolder, id_of
 from muster.run.session import hold
@@ -257,3 +259,16 @@ def test_a_start_by_an_earlier_version_is_told_of_but_not_waited_for(
         assert done.returncode not in (0, 124), done.stderr
     finally:
         ticket.remove()
+
+
+def test_a_stage_is_held_up_by_the_start_of_its_map(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes]
+) -> None:
+    whole = tmp_path / "r"
+    first = killed("map", whole / "stages")
+    folder = RunFolder(first.path.rename(whole / "stages" / "0"))
+    assert held_up(folder, is_running=False) is None
+    with queued(leases, whole, other.pid):
+        found = held_up(folder, is_running=False)
+        assert found is not None and (found.word, found.pid) == ("queued", other.pid)
+        assert is_at_work(Run(folder.path))

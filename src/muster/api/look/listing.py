@@ -129,7 +129,7 @@ def held_up(folder: RunFolder, *, is_running: bool) -> HeldUp | None:
     if is_running:
         pid = stopped_process(folder)
         return HeldUp("suspended", _stopped(pid), int(pid)) if pid else None
-    if (waits := waiting_process(folder.path)) is None:
+    if (waits := waiting_process(folder.whole)) is None:
         return None
     sentence = f"a run of this name waits for GPUs, in process {waits} (muster queue)"
     if is_stopped(waits):

@@ -326,7 +326,7 @@ class Lending:
                 per_gpu=partial(per_gpu_of, options),
                 gpus_per_task=options.gpus_per_task,
                 force=options.force,
-                run_name=self._folder.name,
+                run_name=self._folder.whole.name,
             )
         except PlacementError as error:
             lines = str(error).partition("\nHint: ")[0].splitlines()[1:]
