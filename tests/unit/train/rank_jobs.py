@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_ports
+from tests.ports import free_port
 
 from muster.rank.record import read_metrics
 from muster.rl.config import PpoConfig
@@ -112,9 +112,8 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
     that ended for so long, they hang and are ended. Figures are made and saved, but their files
     are empty: to render them would take as long as many of the trainings.
     """
-    ports = free_ports(len(jobs))
     mother = multiprocessing.get_context("spawn").Process(
-        target=_be_mother, args=(root, list(jobs), ports, limit_s)
+        target=_be_mother, args=(root, list(jobs), limit_s)
     )
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -132,7 +131,7 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
 _NEVER_FREED: list[Exception] = []
 
 
-def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) -> None:
+def _be_mother(root: Path, jobs: list[Job], limit_s: float) -> None:
     import matplotlib.figure
     import torch._dynamo  # noqa: F401  the first step would load it in every rank
 
@@ -144,7 +143,7 @@ def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) ->
     gc.freeze()  # or each collection in a rank copies what it shares with the others
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=_be_rank, args=(rank, root, jobs, ports))
+        context.Process(target=_be_rank, args=(rank, root, jobs))
         for rank in range(max(job.ranks for job in jobs))
     ]
     for rank in ranks:
@@ -160,7 +159,7 @@ def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) ->
             rank.join()
 
 
-def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
+def _be_rank(rank: int, root: Path, jobs: list[Job]) -> None:
     import faulthandler
     import warnings
 
@@ -171,7 +170,7 @@ def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    for job, port in zip(jobs, ports, strict=True):
+    for job in jobs:
         if rank < job.ranks:
             os.environ.update(
                 RANK=str(rank),
@@ -179,12 +178,25 @@ def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
                 WORLD_SIZE=str(job.ranks),
                 LOCAL_WORLD_SIZE=str(job.ranks),
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                MASTER_PORT=_port(job, rank, root),
             )
             outcome = _train(job, root)
             beside = root / f".{job.name}.{rank}"
             beside.write_bytes(pickle.dumps(outcome))
             beside.rename(root / f"{job.name}.{rank}.pickle")
+
+
+def _port(job: Job, rank: int, root: Path) -> str:
+    """Where the ranks of ``job`` meet: rank 0 looks for it when it is about to listen there, since
+    minutes before it another gang may find the same one, and tells the others in a file."""
+    told = root / f".{job.name}.port"
+    if rank == 0:
+        beside = told.with_suffix(".beside")
+        beside.write_text(str(free_port()))
+        beside.rename(told)
+    while not told.exists():
+        time.sleep(0.001)
+    return told.read_text()
 
 
 def _train(job: Job, root: Path) -> Outcome:
