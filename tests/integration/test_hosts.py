@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -410,10 +411,15 @@ def test_a_host_on_which_ray_fails_is_named_while_others_work(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("when", ["ssh connects", "Ray starts"])
+@pytest.mark.parametrize(
+    ("when", "later_s"),
+    [("ssh connects", 0.0), ("Ray starts", 0.0), ("Ray starts", 0.3),
+     *(pytest.param("Ray starts", later, marks=pytest.mark.slow) for later in (0.6, 1.0, 2.0))],
+)  # fmt: skip
 def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
-    hosts: SshHosts, tmp_path: Path, when: str
+    hosts: SshHosts, tmp_path: Path, when: str, later_s: float
 ) -> None:
+    """Also while this process joins its head, for which Ray holds the interpreter's lock."""
     if when == "ssh connects":
         hosts.also("mute", "a", "sleep 999")
     with (tmp_path / "log").open("wb") as log:
@@ -426,6 +432,7 @@ def test_ctrl_c_before_there_are_workers_ends_all_that_was_begun(
         try:
             wait_for(has_begun, 120)
             begun = _below(driver, hosts, "a")
+            time.sleep(later_s)
             driver.send_signal(signal.SIGINT)
             assert driver.wait(120) == 130, (tmp_path / "log").read_text()
         finally:

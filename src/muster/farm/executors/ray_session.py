@@ -26,8 +26,8 @@ from muster.farm.executors.ray_links import ADDRESS
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
-#: What a start of Ray may take to end once what it waits for is gone.
-_GIVE_UP_S = 10.0
+#: What a start of Ray may take to come up, or to end once what it waits for is gone.
+_COME_UP_S, _GIVE_UP_S = 10.0, 10.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
@@ -106,8 +106,10 @@ class RaySession:
             yield self._hosts.news.get()
 
     def close(self) -> None:
-        if self._thread is not None and not self._has_joined.is_set():
-            # Nothing ends a start of Ray from outside but the end of what it waits for.
+        if self._thread is not None and not self._has_joined.wait(_COME_UP_S):
+            # Nothing ends a start of Ray from outside but the end of what it waits for. That is
+            # the last resort: Ray looks for a control store that is gone with the interpreter's
+            # lock held, so that nothing else runs here, and ends this process a minute later.
             self._kill_started()
             if self._hosts is not None:
                 self._hosts.close()
