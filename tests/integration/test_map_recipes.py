@@ -36,8 +36,9 @@ ARITH = ("--dataset", "arith", "--limit", "24", "--devices", "cpu:2")
     "words",
     [
         ("--force-download", "--batch-size", "4", "--optimize-gpu", "--no-warnings"),
-        ("--batch-size", "1", "--max-tokens", "4096", "--cleanup-delay", "2.0", "--optimize-gpu",
-         "--no-warnings", "--low-memory"),
+        pytest.param(
+            ("--batch-size", "1", "--max-tokens", "4096", "--cleanup-delay", "2.0",
+             "--optimize-gpu", "--no-warnings", "--low-memory"), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_command_lines_of_the_specification_run(place: Path, words: tuple[str, ...]) -> None:
@@ -64,6 +65,7 @@ def test_the_examples_with_other_words_for_limit_and_skip(place: Path) -> None:
     assert (place / figure).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_no_byte(place: Path) -> None:
     for devices, name in (("cpu:1", "a"), ("cpu:2", "b")):
         words = ("--devices", devices, "--difficulty", "5", "--output", f"{name}.jsonl")

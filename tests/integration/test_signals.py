@@ -235,9 +235,17 @@ def test_what_was_cancelled_goes_on_with_resume(
 FIT, FIT_ON_RANKS = "phases_fit.py cpu", "phases_fit.py cpu:2"
 CANCEL = "cancel"
 ASKED = [
-    *((FIT, by) for by in (CANCEL, "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")),
-    *((FIT_ON_RANKS, by) for by in (CANCEL, "SIGTERM", "SIGUSR1")),
-    *((COMMANDS[name], "SIGUSR1") for name in ("train", "agent")),
+    *((FIT, by) for by in (CANCEL, "SIGINT")),
+    (FIT_ON_RANKS, "SIGTERM"),
+    (COMMANDS["train"], "SIGUSR1"),
+    *(
+        pytest.param(words, by, marks=pytest.mark.slow)
+        for words, by in [
+            *((FIT, by) for by in ("SIGTERM", "SIGHUP", "SIGUSR1")),
+            *((FIT_ON_RANKS, by) for by in (CANCEL, "SIGUSR1")),
+            (COMMANDS["agent"], "SIGUSR1"),
+        ]
+    ),
 ]
 
 

@@ -49,7 +49,7 @@ OTHERWISE: list[tuple[str, tuple[str, ...], int, str]] = [
 
 #: Of those that take the same way through the code one is enough for each change; the others are
 #: slow.
-ALIKE = ("no-grad", "none", "mean", "weight=-99", "hook")
+ALIKE = ("no-grad", "none", "mean", "weight=nan", "weight=-99", "raises-deep", "hook")
 ALONE = [("detached", "2"), ("raises", "exec"), ("detached", "--holds")]
 EVERY = [
     pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in ALIKE if not one[1] else
@@ -74,7 +74,7 @@ def test_it_ends_soon_with_the_rank_and_the_cause(
     ("how", "code", "words"),
     [("detached", 2, "Rank 1, step 6: Skipping.loss does not depend on any parameter"),
      ("input-only", 2, "Hint: the loss has to follow from all that the model gives"),
-     ("raises", 1, OWN)],
+     pytest.param("raises", 1, OWN, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_so_it_does_where_unused_parameters_are_searched_for(
     how: str, code: int, words: str, tmp_path: Path, muster_cli: MusterCli

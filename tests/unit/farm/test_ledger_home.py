@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -234,11 +235,13 @@ def test_killed_on_the_way_to_another_host(place: Place, kill_at: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "second",
-    ["b", pytest.param("server", marks=pytest.mark.slow)],  # TestHosts draws it too
-)
-def test_killed_at_each_write_on_the_way_to_another_host(second: str) -> None:
-    for kill_at in range(1, 1000):
+    ("second", "step"),
+    [("b", 4), pytest.param("b", 1, marks=pytest.mark.slow),
+     pytest.param("server", 1, marks=pytest.mark.slow)],  # TestHosts draws it too
+)  # fmt: skip
+def test_killed_at_each_write_on_the_way_to_another_host(second: str, step: int) -> None:
+    """In short at every fourth, begun at a random one."""
+    for kill_at in range(random.randint(1, step), 1000, step):
         with _folder() as name:
             if not _check_killed_takeover(Place(Path(name)), kill_at, second):
                 return
