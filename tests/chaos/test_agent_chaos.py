@@ -68,7 +68,7 @@ def check_campaign(folder: Path, undisturbed: Training, seed: int, num_kills: in
 
 @pytest.mark.thorough
 def test_a_few_kills_lose_and_double_no_update(tmp_path: Path, undisturbed: Training) -> None:
-    check_campaign(tmp_path, undisturbed, 60, num_kills=5)
+    check_campaign(tmp_path, undisturbed, 60, num_kills=3)
 
 
 @pytest.mark.slow

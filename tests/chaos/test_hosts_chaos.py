@@ -183,7 +183,7 @@ LOSSES = ("worker", "sshd", "link", "coordinator", "reboot")
 
 
 #: What the way to the host has a part in comes with both; all with each is for test-slow.
-FEWER = {"direct": ("worker", "link", "coordinator"), "through ssh": ("sshd", "link", "reboot")}
+FEWER = {"direct": ("worker", "link", "coordinator"), "through ssh": ("sshd", "reboot")}
 
 
 @pytest.mark.timeout(1800)

@@ -60,7 +60,7 @@ def check_campaign(folder: Path, undisturbed: Training, seed: int, num_kills: in
 
 @pytest.mark.thorough
 def test_a_few_kills_lose_and_double_no_step(tmp_path: Path, undisturbed: Training) -> None:
-    check_campaign(tmp_path, undisturbed, 50, num_kills=5)
+    check_campaign(tmp_path, undisturbed, 50, num_kills=3)
 
 
 #: Rank 0 kills itself once, when its second checkpoint is to get its name, or has just got it.

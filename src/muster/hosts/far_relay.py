@@ -49,13 +49,27 @@ def calls(folder: list[str]) -> dict[str, Callable[..., Any]]:
     return {"are_free": are_free, "lead": relay.lead, "answer": answer, "hear": hear}
 
 
-def are_free(address: str, first: int, num: int) -> bool:
-    """Whether nobody listens on any of so many ports in a row."""
+def are_free(address: str, first: int, num: int, is_for_ray: bool = False) -> bool:
+    """Whether nobody listens on any of so many ports in a row. For Ray a port is taken as well that
+    somebody has at another address, or whose connections have ended within the last minute.
+    """
     for port in range(first, first + num):
+        if is_for_ray and not _can_be_bound(port):
+            return False
         found = _listener(address, port)
         if found is None:
             return False
         found.close()
+    return True
+
+
+def _can_be_bound(port: int) -> bool:
+    """At every address and without SO_REUSEADDR, as Ray asks."""
+    with socket.socket() as attempt:
+        try:
+            attempt.bind(("", port))
+        except OSError:
+            return False
     return True
 
 

@@ -52,6 +52,21 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def test_what_ray_takes_for_taken_is_not_free_for_it() -> None:
+    """What was let go of less than a minute ago, and what somebody has at another address."""
+    port = free_port(HOME)
+    with socket.create_server((HOME, port)) as server:
+        with socket.create_connection((HOME, port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert far_relay.are_free(HOME, port, 1)
+    assert not far_relay.are_free(HOME, port, 1, is_for_ray=True)
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        elsewhere = server.getsockname()[1]
+        assert far_relay.are_free(HOME, elsewhere, 1)
+        assert not far_relay.are_free(HOME, elsewhere, 1, is_for_ray=True)
+
+
 def answers(place: Path, word: bytes) -> socket.socket:
     """Turns around what comes to the socket, and says a word first."""
     server = socket.socket(socket.AF_UNIX)

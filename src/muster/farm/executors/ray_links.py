@@ -81,7 +81,8 @@ def find_ports(
         list(pool.map(lambda one: one.ask("use", far_relay.__name__), connections))
         for _ in range(_TRIES):
             first = random.randrange(_LOWEST, _HIGHEST - count + 1)
-            if all(pool.map(partial(_are_free, first=first, count=count), connections)):
+            wanted = partial(_are_free, first=first, count=count, is_for_ray=True)
+            if all(pool.map(wanted, connections)):
                 return share_out(first, workers, head)
     raise SetupError(
         f"There are no {count} ports in a row, from {_LOWEST} to {_HIGHEST}, that are free on all "
@@ -90,8 +91,8 @@ def find_ports(
     )
 
 
-def _are_free(connection: Connection, first: int, count: int) -> bool:
-    return bool(connection.ask("are_free", ADDRESS, first, count))
+def _are_free(connection: Connection, first: int, count: int, *, is_for_ray: bool = False) -> bool:
+    return bool(connection.ask("are_free", ADDRESS, first, count, is_for_ray))
 
 
 @dataclass(frozen=True)
