@@ -136,6 +136,7 @@ def test_nothing_that_a_probe_started_outlives_it(ending: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 def test_copies_between_devices_in_a_child() -> None:
     cpus = Targets(kind="cpu", devices=(0, 1))
     peers = measure_peer_copies(cpus, lambda: 60.0, limit_s=60.0)

@@ -215,6 +215,7 @@ def test_a_task_that_does_not_save_is_ended_in_time(yard: Yard) -> None:
     assert process.wait(timeout=_LIMIT_S) == 0
 
 
+@pytest.mark.thorough
 def test_a_pilot_without_a_coordinator_finishes_what_it_holds_and_ends(yard: Yard) -> None:
     yard.assign("patient", patience_s=4.0)
     process = yard.pilot()
@@ -268,6 +269,7 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
     assert yard.of(WorkerReady) == [], "the worker is the one that was there"
 
 
+@pytest.mark.thorough
 def test_an_older_coordinator_that_beats_again_is_not_heard(yard: Yard) -> None:
     yard.assign("patient")
     yard.beat(Heartbeat(2, 1))

@@ -93,6 +93,7 @@ def test_a_training_of_an_older_muster_goes_on(here: Path) -> None:
     fit(here)
 
 
+@pytest.mark.thorough
 def test_the_code_of_an_agent_is_checked_as_well(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_look_that_fails_is_said_once_and_the_next_one_tells_what_there_is() -
     assert {"ValueError", "RuntimeError"} == {line.split()[3] for line in said}
 
 
+@pytest.mark.thorough
 def test_the_event_loop_does_not_wait_for_a_look() -> None:
     look = Looking()
     watcher = Watcher(look, Defects(print))
@@ -101,6 +102,7 @@ def test_the_event_loop_does_not_wait_for_a_look() -> None:
     assert b'{"a":2}' in asyncio.run(asyncio.wait_for(while_it_is_held(), 60))
 
 
+@pytest.mark.thorough
 def test_after_reading_ahead_the_next_look_comes_as_soon_as_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

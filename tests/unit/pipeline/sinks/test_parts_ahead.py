@@ -304,6 +304,7 @@ def test_a_column_in_each_part_is_left_to_the_merge(tmp_path: Path) -> None:
     assert len(seen) < 15  # and no more were written, again and again
 
 
+@pytest.mark.thorough
 def test_carried_columns_of_other_types_are_left_to_the_merge(
     tmp_path: Path,
 ) -> None:
