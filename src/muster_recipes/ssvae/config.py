@@ -63,7 +63,7 @@ def _check_seeds(flag: str, *seeds: int) -> None:
             )
 
 
-_FIRST_SEED, _NUM_SEEDS = 42, 10
+_FIRST_SEED = 42
 _N_LABELS = (100, 600, 1_000, 3_000)
 
 
@@ -81,7 +81,7 @@ class SsvaeConfig:
     """Weights α of log q(y|x) of a labelled image."""
     corruption_rates: tuple[float, ...] = (0.0, 0.1, 0.2, 0.5)
     """Shares ρ of wrong labels."""
-    num_seeds: int = _NUM_SEEDS
+    num_seeds: int = 10
     """Seeds 42, 43, …, shifted by --seed-offset. A seed draws labels, weights, order and noise."""
     seeds: tuple[int, ...] = ()
     """Instead of --num-seeds: how many (3: 0, 1, 2), which (3,5,8; one: 3,) or from:to (10:20)."""
@@ -154,11 +154,6 @@ def _check_range(config: SsvaeConfig) -> None:
     first, last = _FIRST_SEED, _FIRST_SEED + config.num_seeds - 1
     flag = "--num-seeds with --seed-offset"
     if config.seeds:
-        if config.num_seeds != _NUM_SEEDS:
-            raise UsageError(
-                f"--num-seeds {config.num_seeds} has no effect beside --seeds.",
-                hint="write one of the two.",
-            )
         first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
     _check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
 
