@@ -176,15 +176,22 @@ def test_a_first_start_that_waits_is_no_unknown_run(
             assert f"{name} {waits}" in refused.stderr
 
 
-def test_the_list_names_a_first_start_that_waits(
+def test_the_list_names_first_starts_that_wait(
     tmp_path: Path, leases: Path, muster_main: MusterCli
 ) -> None:
-    with queued(leases, tmp_path / "runs" / "later", 4711):
-        with queued(leases, tmp_path / "elsewhere" / "other", 4712):
-            listed = muster_main("list")
-    waits = "it waits for GPUs, in process 4711 (muster queue)"
-    assert listed.stderr == f"later has not begun: {waits}\n"
+    with (
+        queued(leases, tmp_path / "runs" / "later", 4711),
+        queued(leases, tmp_path / "elsewhere" / "other", 4712),
+        queued(leases, tmp_path / "runs" / "two  spaces", 4713),
+    ):
+        listed = muster_main("list")
+        one = muster_main("status", "two spaces")  # which is another name, shown alike
+        two = muster_main("status", "two  spaces")
+    waits = "has not begun: it waits for GPUs, in process"
+    lines = [f"later {waits} 4711 (muster queue)", f"two spaces {waits} 4713 (muster queue)"]
+    assert listed.stderr.splitlines() == lines
     assert muster_main("list").stderr == ""
+    assert "in process 4713" in two.stderr and "waits" not in one.stderr
 
 
 def test_a_run_of_the_same_name_elsewhere_holds_up_nobody(

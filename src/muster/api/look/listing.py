@@ -62,33 +62,32 @@ def find_run(text: str) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    if (pid := waiting_process(Path(text))) is not None:
-        raise UsageError(
-            f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
-            hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
-        )
+    for path in (Path(text), _ROOT / text):
+        if (pid := waiting_process(path)) is not None:
+            raise UsageError(
+                f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
+                hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
+            )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
 
 
 def waiting_process(path: Path, *, by_name: bool = True) -> int | None:
     """The process in the queue for GPUs in which a start of this user's run waits that has, or will
-    have, this folder. ``by_name``: also one of which only the name is known to be the same.
+    have, this folder. ``by_name``: also one by an earlier version, which says only the name.
     """
     wanted = id_of(path)
     for one in _waiting():
-        place = one.record.get("place")  # which an earlier version does not say
-        if place == wanted:
-            return one.pid
-        is_elsewhere = isinstance(place, str) and path.exists()
-        if by_name and not is_elsewhere and one.run == path.name:
+        is_named = "place" not in one.record and one.record.get("run") == path.name
+        if one.record.get("place") == wanted or (by_name and is_named):
             return one.pid
     return None
 
 
 def waiting_below(root: Path) -> list[tuple[str, int | None]]:
     """Name and process of each run that waits for GPUs and will have its folder below ``root``."""
-    waiting = [one for one in _waiting() if one.record.get("place") == id_of(root / one.run)]
-    return [(one.run, one.pid) for one in waiting if not RunFolder(root / one.run).exists()]
+    placed = [(root / str(one.record.get("run")), one) for one in _waiting()]
+    waiting = [(path, one) for path, one in placed if one.record.get("place") == id_of(path)]
+    return [(one.run, one.pid) for path, one in waiting if not RunFolder(path).exists()]
 
 
 def _waiting() -> Sequence[Found]:
