@@ -5,18 +5,16 @@ answer.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
+from muster.api.start.queued_starts import waiting_process
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
-from muster.run.folder import EXPERIMENT_FILE, RunFolder, id_of
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.session import stopped_process
 from muster.run.state import Word, state_of_array
 from muster.slurm.commands import living_job, read_job
@@ -24,10 +22,8 @@ from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
     from muster.api.slurm.array import ArrayProgress
-    from muster.devices.tickets import Found
 
 _ROOT = Path("runs")
-_LOOKS_PER_S = 5
 
 
 def find_runs(root: Path) -> list[Run]:
@@ -69,45 +65,6 @@ def find_run(text: str) -> Run:
                 hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
-
-
-def waiting_process(path: Path, *, by_name: bool = True) -> int | None:
-    """The process in the queue for GPUs in which a start of this user's run waits that has, or will
-    have, this folder. ``by_name``: also one by an earlier version, which says only the name.
-    """
-    wanted = id_of(path)
-    for one in _waiting():
-        is_named = "place" not in one.record and one.record.get("run") == path.name
-        if one.record.get("place") == wanted or (by_name and is_named):
-            return one.pid
-    return None
-
-
-def waiting_below(root: Path) -> list[tuple[str, int | None]]:
-    """Name and process of each run that waits for GPUs and will have its folder below ``root``."""
-    placed = [(root / str(one.record.get("run")), one) for one in _waiting()]
-    waiting = [(path, one) for path, one in placed if one.record.get("place") == id_of(path)]
-    return [(one.run, one.pid) for path, one in waiting if not RunFolder(path).exists()]
-
-
-def _waiting() -> Sequence[Found]:
-    from muster.base.settings import read_settings
-
-    folder = read_settings().lease_folder
-    try:
-        changed_ns = folder.stat().st_mtime_ns
-    except OSError:  # nobody has waited so far
-        return ()
-    return _waiting_in(folder, changed_ns, int(_LOOKS_PER_S * time.monotonic()))
-
-
-@lru_cache(maxsize=1)
-def _waiting_in(folder: Path, changed_ns: int, moment: int) -> Sequence[Found]:
-    """Read once for many runs, and again when one has come or gone, or may have been killed."""
-    from muster.devices.tickets import own_uid, read_notes
-
-    notes = read_notes(folder)
-    return [one for one in notes if one.kind == "ticket" and one.uid == own_uid()]
 
 
 class HeldUp(NamedTuple):
