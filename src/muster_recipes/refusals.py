@@ -53,7 +53,7 @@ def require_seeds(config: Any) -> None:
     """Raise UsageError for a seed that ``config.seeds`` names twice, and for their number beside
     them.
     """
-    if config.seeds:
-        require_default(config, ["num_seeds"], "beside --seeds", "write one of the two.")
     if len(set(config.seeds)) != len(config.seeds):
         raise UsageError(f"--seeds {' '.join(map(str, config.seeds))} names a seed twice.")
+    if config.seeds:
+        require_default(config, ["num_seeds"], "beside --seeds", "write one of the two.")
