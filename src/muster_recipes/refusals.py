@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 from muster import UsageError
@@ -36,7 +38,22 @@ def require_different_counts(config: Any, *names: str) -> None:
             raise UsageError(f"{flag_of(name)} {text}: give different whole numbers from 1.")
 
 
+def require_default(
+    config: Any, names: Collection[str], beside: str, hint: str = "leave it out."
+) -> None:
+    """Raise UsageError for a field that has no effect, ``beside`` what, and is not its default."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            shown = "" if value is True else f" {value}"
+            raise UsageError(f"{flag_of(field.name)}{shown} has no effect {beside}.", hint=hint)
+
+
 def require_seeds(config: Any) -> None:
-    """Raise UsageError for a seed that ``config.seeds`` names twice."""
+    """Raise UsageError for a seed that ``config.seeds`` names twice, and for their number beside
+    them.
+    """
     if len(set(config.seeds)) != len(config.seeds):
         raise UsageError(f"--seeds {' '.join(map(str, config.seeds))} names a seed twice.")
+    if config.seeds:
+        require_default(config, ["num_seeds"], "beside --seeds", "write one of the two.")

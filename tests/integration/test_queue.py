@@ -208,6 +208,11 @@ def test_a_run_that_was_begun_waits_when_it_is_resumed(place: Place) -> None:
     place.hold("--devices", "2")
     again = place.begin("resume", "r", "--wait")
     place.until(lambda: num_waiting(place) == 1)
+    assert place.begin("cancel", "r").wait(timeout=300) == 0
+    assert again.wait(timeout=300) == 75
+    assert f"told its next start to end, which waited for GPUs in process {again.pid}" in place.said
+    again = place.begin("resume", "r", "--wait")
+    place.until(lambda: num_waiting(place) == 1)
     (place.path / "go").touch()
     assert again.wait(timeout=300) == 0, place.said
 

@@ -19,7 +19,6 @@ from muster.api.maps.progress import (
     ProgressCurve,
     RecordCount,
     Rejects,
-    begun_chunks,
     rejects_so_far,
 )
 from muster.api.maps.publish import (
@@ -273,10 +272,9 @@ def _run_opened(
     if job.output.format != "parquet":
         for line in source.lost_as_text():
             audience.warn(line)
-    begun = begun_chunks(folder)
-    has_rejects = counts.num_rejected or any(kept.bad_size for kept in begun)
-    rejects = rejects_so_far(folder, begun) if has_rejects else Rejects()
-    before = counts.num_in + counts.num_blank + sum(kept.num_rows for kept in begun)
+    has_rejects = counts.num_rejected or any(kept.bad_size for kept in counts.begun)
+    rejects = rejects_so_far(folder, counts.begun) if has_rejects else Rejects()
+    before = counts.num_in + counts.num_blank + sum(kept.num_rows for kept in counts.begun)
     count = RecordCount(sum(shards), before, rejects.num_rows)
     curve = ProgressCurve(folder, count, rejects, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
@@ -336,7 +334,7 @@ def _run_opened(
 def _mapped(
     folder: RunFolder, job: MapJob, published: Published | None, counts: Tally, **rest: Any
 ) -> Mapped:
-    sums = dataclasses.asdict(counts)
+    sums = {name: value for name, value in vars(counts).items() if name != "begun"}
     notes = published.notes if published is not None else ()
     if published is not None and counts.num_dropped and not counts.num_out:
         notes += (_NOTHING_LEFT,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.api.start.queued_starts import process_to_end
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -21,6 +23,7 @@ from muster.base.errors import (
     SetupError,
     UsageError,
 )
+from muster.base.processes import send_signal
 from muster.base.settings import child_environment, read_settings
 from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
@@ -250,11 +253,14 @@ class Run:
         return export(self.folder, Path(target))
 
     def cancel(self) -> bool | None:
-        """Cancel what has not ended. True when the process that works on it, or its job, was
-        asked to end, so that the run can go on later; False when open tasks were cancelled here;
-        None when there was nothing to cancel, and nothing was changed.
+        """Cancel what has not ended. True when the process that works on it, its job, or its next
+        start, which waited for GPUs, was asked to end, so that the run can go on later; False when
+        open tasks were cancelled here; None when there was nothing to cancel, and nothing was
+        changed.
         """
         stored = self.stored
+        if (start := process_to_end(self.folder.whole)) is not None:
+            send_signal(start, signal.SIGTERM)
         if _asked(self.folder):
             return True
         from muster.slurm.commands import cancel as scancel  # here: few runs are cancelled
@@ -266,10 +272,10 @@ class Run:
                 return True
         if self.folder.elements_json.exists():  # an array: each element is a run of its own
             elements = sorted(self.folder.elements.glob("[0-9]*"))
-            return sum(_asked(RunFolder(path)) for path in elements) > 0 or None
+            return sum(map(_asked, map(RunFolder, elements))) > 0 or start is not None or None
         counts = self.counts()
         if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
-            return None
+            return start is not None or None
         with changing(self.folder) as ledger:
             ledger.cancel_open()
         if not stored.is_map:

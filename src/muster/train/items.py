@@ -9,7 +9,8 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b
 from numbers import Number
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset
 
 from muster.base.errors import MusterError
 from muster.base.journal import EVENTS
+from muster.base.shown_text import number_ranges
 from muster.rank.process_group import Council
 from muster.rank.seeding import Untouched, seed_sample
 
@@ -28,6 +30,8 @@ from muster.rank.seeding import Untouched, seed_sample
 _FEW = 16
 #: Parts of an item that are looked at: one may refer to a whole table, which would take minutes.
 _MOST = 100_000
+#: Of these at most it is said in which of them an item differs.
+_MOST_NAMED = 1_000
 #: What is written in one way everywhere, also by a class that derives from it.
 _PLAIN = (bool, int, str, bytes)
 #: Keys by whose text a dict is put into one order everywhere.
@@ -101,9 +105,14 @@ def check_same_items(dataset: Dataset[Any], count: int, split: str, council: Cou
     for place, *each in zip(places, *found, strict=True):
         odd = [rank for rank, item in enumerate(each) if not item.is_like(each[0])]
         if odd:
+            with Untouched():
+                parts = council.gather(outlines(_fetched(dataset, place)))
+            names = differing(parts[0], *(parts[rank] for rank in odd))
+            ranks = ", ".join(number_ranges(odd))
+            who = f"rank {ranks} has" if len(odd) == 1 else f"ranks {ranks} have"
             raise MusterError(
-                f"The ranks do not have the same {split} data: item {place} of rank {odd[0]} is "
-                "another than rank 0's, so that some samples would be taken twice, or under "
+                f"The ranks do not have the same {split} data: {who} another item {place} than "
+                f"rank 0{names and f', in {names}'}. Some samples would be taken twice, or under "
                 "another label, and others never.",
                 hint="give all ranks all of the data in one order. Files are listed in no certain "
                 "order, and a set of texts has another in every process: sort both. A field of a "
@@ -137,6 +146,42 @@ class _LeftOut(NamedTuple):
     kind: str
 
 
+def outlines(item: Any) -> dict[str, Outline]:
+    """Of the first values that ``item`` is made of, by what finds them in it: ``[1]['label']``."""
+    with suppress(Exception):  # a class of its own, or a list that holds itself
+        leaves = itertools.islice(_leaves(item), _MOST_NAMED)
+        return {name: outline(value) for name, value in leaves}
+    return {}
+
+
+def _leaves(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    inner: Iterable[tuple[str, Any]]
+    if isinstance(item, dict) and all(isinstance(key, _KEYS) for key in item):
+        inner = ((f"[{key!r}]", value) for key, value in item.items())
+    elif isinstance(item, list | tuple):
+        inner = ((f"[{place}]", value) for place, value in enumerate(item))
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        compared = (each.name for each in dataclasses.fields(item) if each.compare)
+        inner = ((f".{each}", getattr(item, each)) for each in compared)
+    else:
+        yield name, item
+        return
+    for part, value in inner:
+        yield from _leaves(value, name + part)
+
+
+def differing(first: Mapping[str, Outline], *others: Mapping[str, Outline]) -> str:
+    """The names of what differs between items, at most five; "" where nothing has a name."""
+    names = dict.fromkeys(itertools.chain(first, *others))
+    told = [
+        name for name in names if name and not all(
+            name in first and name in other and first[name].is_like(other[name])
+            for other in others
+        )
+    ]  # fmt: skip
+    return ", ".join(told[:5]) + (f" and {len(told) - 5} more" if len(told) > 5 else "")
+
+
 def _parts(item: Any, is_exact: bool) -> Iterator[Any]:
     """Texts, numbers and their likes that make up ``item``; floats need not be exact."""
     if isinstance(item, dict):
@@ -167,8 +212,8 @@ def _parts(item: Any, is_exact: bool) -> Iterator[Any]:
 def _parts_of_one(item: Any, is_exact: bool) -> Iterable[Any]:
     if item is None:
         return [None]
-    if isinstance(item, str) and item.startswith(("/", "file://")):  # in a host's own folder
-        return [item.rpartition("/")[2]]
+    if isinstance(item, str) and _is_file(item):  # in a host's own folder
+        item = item.rpartition("/")[2]
     for plain in _PLAIN:
         if isinstance(item, plain):
             return [plain.__repr__(item)]
@@ -186,6 +231,16 @@ def _parts_of_one(item: Any, is_exact: bool) -> Iterable[Any]:
     if kind is None or not hasattr(item, "__array__"):
         return [_LeftOut(type(item).__name__)]
     return _parts_of_array(item.__array__(), is_exact)
+
+
+def _is_file(text: str) -> bool:
+    """Absolute, or a word with a slash and an ending, as in ``cache/1.png``: the text alone says
+    so, for on another rank the file may not be there.
+    """
+    if text.startswith(("/", "file://")):
+        return True
+    is_word = "/" in text and text.split(maxsplit=1) == [text]
+    return is_word and "." in text.rpartition("/")[2]
 
 
 def _parts_of_array(array: Any, is_exact: bool) -> Iterable[Any]:

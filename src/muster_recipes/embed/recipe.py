@@ -8,6 +8,7 @@ from typing import Literal
 
 from muster import MapRecipe, UsageError
 from muster_recipes.embed.stage import Embed
+from muster_recipes.refusals import require_default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +48,8 @@ class EmbedConfig:
         if not self.column:
             raise UsageError("--column is empty.", hint="name the column with the text.")
         if self.function:
-            self._check_no_encoder_flags()
-
-    def _check_no_encoder_flags(self) -> None:
-        """Refuse flags of encoders beside --function, where they would silently have no effect."""
-        for name in ("pooling", "max_length", "dtype"):
-            value = getattr(self, name)
-            if value != getattr(EmbedConfig, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {value} has no effect with --function.",
-                    hint="leave it out, or use --model.",
-                )
+            only = ("pooling", "max_length", "dtype")
+            require_default(self, only, "with --function", hint="leave it out, or use --model.")
 
     @property
     def absolute_function(self) -> str:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from muster import TrainRecipe, UsageError
+from muster_recipes.refusals import require_default
+
+_SYNTHETIC = ("synthetic_subjects", "synthetic_windows", "synthetic_seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,14 @@ class HarConfig:
                 f"--synthetic-windows {self.synthetic_windows} leaves out some of the 6 classes.",
                 hint="write 6 or more.",
             )
+        if self.data_dir is not None:
+            require_default(self, _SYNTHETIC, "with --data-dir")
         if self.encoder == "vit":
+            require_default(self, ["width"], "with --encoder vit")
             _check_encoder(self.encoder_path)
-        elif self.encoder_path is not None:
-            raise UsageError(
-                f"--encoder-path {self.encoder_path} has no effect with --encoder conv.",
-                hint="add --encoder vit.",
+        else:
+            require_default(
+                self, ["encoder_path"], "with --encoder conv", hint="add --encoder vit."
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import Literal
 
 from muster import UsageError
 from muster.generation import EngineSpec, Sampling, check_engine
-from muster_recipes.refusals import flag_of, require_one_or_more
+from muster_recipes.refusals import flag_of, require_default, require_one_or_more
 
 #: The model that ships with muster: it solves the problems of the data set ``arith`` only.
 ARITH_MODEL = Path(__file__).parent.parent / "arith" / "weights"
@@ -134,6 +134,9 @@ class ReasoningConfig:
         if self.tensor_parallel < 1:
             raise UsageError(f"--tensor-parallel {self.tensor_parallel} is below 1.")
         self._check_engine()
+        if not self.is_graded:
+            hint = "leave it out, or add --grading model."
+            require_default(self, ["eval_temperature"], "without grading", hint)
 
     def _check_engine(self) -> None:
         check_engine(self.engine)
@@ -148,14 +151,9 @@ class ReasoningConfig:
                 hint="--base-url http://127.0.0.1:8000/v1",
             )
         for name, engines in _ONLY_FOR.items():
-            value = getattr(self, name)
-            is_without = self.engine in _OURS and self.engine not in engines
-            if value != getattr(ReasoningConfig, name) and is_without:
-                shown = "" if value is True else f" {value}"
-                raise UsageError(
-                    f"{flag_of(name)}{shown} has no effect with --engine {self.engine}.",
-                    hint=f"leave it out; it is for --engine {' and '.join(engines)}.",
-                )
+            if self.engine in _OURS and self.engine not in engines:
+                hint = f"leave it out; it is for --engine {' and '.join(engines)}."
+                require_default(self, [name], f"with --engine {self.engine}", hint)
 
     @property
     def model_name(self) -> str:

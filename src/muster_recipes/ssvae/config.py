@@ -13,6 +13,7 @@ from typing import Any, Literal
 from muster import TrainRecipe, UsageError
 from muster_recipes.refusals import (
     require_above_zero,
+    require_default,
     require_different_counts,
     require_one_or_more,
     require_seeds,
@@ -46,11 +47,9 @@ def check_model(config: Any) -> None:
     """Refuse settings, of a sweep or of a training, from which no model can be made."""
     require_one_or_more(config, "num_style", "num_samples")
     require_above_zero(config, "temperature")
-    if config.unlabelled == "exact" and config.temperature != TEMPERATURE:
-        raise UsageError(
-            f"--temperature {config.temperature:g} has no effect with --unlabelled exact.",
-            hint="add --unlabelled sampled.",
-        )
+    if config.unlabelled == "exact":
+        hint = "add --unlabelled sampled."
+        require_default(config, ["temperature"], "with --unlabelled exact", hint)
     _check_seeds("--split-seed", config.split_seed)
 
 
@@ -63,7 +62,7 @@ def _check_seeds(flag: str, *seeds: int) -> None:
             )
 
 
-_FIRST_SEED, _NUM_SEEDS = 42, 10
+_FIRST_SEED = 42
 _N_LABELS = (100, 600, 1_000, 3_000)
 
 
@@ -81,7 +80,7 @@ class SsvaeConfig:
     """Weights α of log q(y|x) of a labelled image."""
     corruption_rates: tuple[float, ...] = (0.0, 0.1, 0.2, 0.5)
     """Shares ρ of wrong labels."""
-    num_seeds: int = _NUM_SEEDS
+    num_seeds: int = 10
     """Seeds 42, 43, …, shifted by --seed-offset. A seed draws labels, weights, order and noise."""
     seeds: tuple[int, ...] = ()
     """Instead of --num-seeds: how many (3: 0, 1, 2), which (3,5,8; one: 3,) or from:to (10:20)."""
@@ -154,11 +153,6 @@ def _check_range(config: SsvaeConfig) -> None:
     first, last = _FIRST_SEED, _FIRST_SEED + config.num_seeds - 1
     flag = "--num-seeds with --seed-offset"
     if config.seeds:
-        if config.num_seeds != _NUM_SEEDS:
-            raise UsageError(
-                f"--num-seeds {config.num_seeds} has no effect beside --seeds.",
-                hint="write one of the two.",
-            )
         first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
     _check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
 
@@ -177,9 +171,6 @@ def _check_grid(config: SsvaeConfig) -> None:
 
 def _are_different(values: tuple[float, ...]) -> bool:
     return bool(values) and len(set(values)) == len(values)
-
-
-_LABEL_SEED = 42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +199,7 @@ class SsvaeTrainConfig:
     label_protocol: Literal["fixed", "per-batch"] = "fixed"
     """A fixed balanced subset, or whole labelled batches (of a rank) and new wrong labels in every
     epoch."""
-    label_seed: int = _LABEL_SEED
+    label_seed: int = 42
     """Which images are labelled, and which labels are wrong; --seed does not change it."""
     split_seed: int = 0
     """Which images are in which split; --seed does not change it."""
@@ -226,11 +217,9 @@ class SsvaeTrainConfig:
                 f"--corruption-rate {self.corruption_rate:g} is not a share from 0 to 1.",
                 hint="write 0.2 for a fifth of the labels.",
             )
-        if self.label_protocol == "per-batch" and self.label_seed != _LABEL_SEED:
-            raise UsageError(
-                f"--label-seed {self.label_seed} has no effect with --label-protocol per-batch.",
-                hint="--seed draws the labels there.",
-            )
+        if self.label_protocol == "per-batch":
+            hint = "--seed draws the labels there."
+            require_default(self, ["label_seed"], "with --label-protocol per-batch", hint)
         _check_seeds("--label-seed", self.label_seed)
         source = check_source(self.dataset, self.data_dir)
         check_labels(self.n_labels, source, self.dataset)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,8 +21,9 @@ from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
 
 from muster.api.experiments.watching import is_at_work
-from muster.api.look.listing import held_up, waiting_process
+from muster.api.look.listing import held_up
 from muster.api.runs import Run
+from muster.api.start.queued_starts import waiting_process
 from muster.devices.tickets import Note
 from muster.run.folder import RunFolder, id_of
 from muster.run.session import hold
@@ -176,15 +178,22 @@ def test_a_first_start_that_waits_is_no_unknown_run(
             assert f"{name} {waits}" in refused.stderr
 
 
-def test_the_list_names_a_first_start_that_waits(
+def test_the_list_names_first_starts_that_wait(
     tmp_path: Path, leases: Path, muster_main: MusterCli
 ) -> None:
-    with queued(leases, tmp_path / "runs" / "later", 4711):
-        with queued(leases, tmp_path / "elsewhere" / "other", 4712):
-            listed = muster_main("list")
-    waits = "it waits for GPUs, in process 4711 (muster queue)"
-    assert listed.stderr == f"later has not begun: {waits}\n"
+    with (
+        queued(leases, tmp_path / "runs" / "later", 4711),
+        queued(leases, tmp_path / "elsewhere" / "other", 4712),
+        queued(leases, tmp_path / "runs" / "two  spaces", 4713),
+    ):
+        listed = muster_main("list")
+        one = muster_main("status", "two spaces")  # which is another name, shown alike
+        two = muster_main("status", "two  spaces")
+    waits = "has not begun: it waits for GPUs, in process"
+    lines = [f"later {waits} 4711 (muster queue)", f"two spaces {waits} 4713 (muster queue)"]
+    assert listed.stderr.splitlines() == lines
     assert muster_main("list").stderr == ""
+    assert "in process 4713" in two.stderr and "waits" not in one.stderr
 
 
 def test_a_run_of_the_same_name_elsewhere_holds_up_nobody(
@@ -245,6 +254,42 @@ def test_a_waiting_start_is_found_however_its_folder_is_reached(
         assert waiting_process(tmp_path / "other" / name) is None
         monkeypatch.chdir(folder)
         assert waiting_process(Path()) == os.getpid()
+
+
+#: Waits in the queue, as a start of the run at ``sys.argv[2]`` does.
+WAITING = """
+import os, sys, time
+from pathlib import Path
+from muster.devices.tickets import Note
+from muster.run.folder import id_of
+path = Path(sys.argv[2])
+place = id_of(path)
+Note(Path(sys.argv[1]), "ticket", {"run": path.name, "place": place, "pid": os.getpid()})
+print("waits", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cancel_takes_a_start_that_waits_out_of_the_queue(
+    kind: str, tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    folder = killed(kind, tmp_path)
+    with queued(leases, folder.path, other.pid):  # the ticket of another process than it says
+        muster_main("cancel", str(folder.path))
+        assert other.poll() is None
+    words = [sys.executable, "-c", WAITING, str(leases), str(folder.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as start:
+        try:
+            assert start.stdout is not None and start.stdout.readline() == b"waits\n"
+            cancelled = muster_main("cancel", str(folder.path), "--json")
+            assert start.wait(timeout=10) == -signal.SIGTERM
+        finally:
+            start.kill()
+    assert json.loads(cancelled.stdout)["changed"]
+    time.sleep(0.25)  # what waits is looked up five times a second
+    assert "waits for GPUs" not in muster_main("status", str(folder.path)).stdout
+    assert "nothing to cancel" in muster_main("cancel", str(folder.path)).stdout
 
 
 def test_a_start_by_an_earlier_version_is_told_of_but_not_waited_for(

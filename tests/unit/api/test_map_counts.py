@@ -135,6 +135,7 @@ def test_rows_of_chunks_that_were_begun_are_done_when_a_map_goes_on(
     assert ended()[0] == 0 and ended()[-1] == 10
     begin_again(state)
     run, web = Run("run"), Folder(tmp_path / "run")
+    assert [kept.num_rows for kept in tally(run.folder).begun] == [3]
     if state == 0:
         assert tally(run.folder).num_begun == 3
         assert why(run).sentence == "Unfinished: 8 of 10 records done."

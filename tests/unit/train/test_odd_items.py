@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.odd_items import COMPARED, LEFT_OUT, MAKERS, OddItems, make
+from tests.unit.train.odd_items import COMPARED, LEFT_OUT, MAKERS, OddItems, Sample, make
 from tests.unit.train.plain_training import train_plainly
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 from tests.unit.train.toy_tasks import Toy
@@ -18,7 +18,7 @@ from muster.rank.seeding import DataOrder, Position
 from muster.run.folder import RunFolder
 from muster.train.config import BatchPlan, TrainConfig
 from muster.train.feed import Feed, Fetcher
-from muster.train.items import Outline, _is_same, outline
+from muster.train.items import Outline, _is_same, differing, outline, outlines
 from muster.train.loop import train
 
 STEPS: dict[str, Any] = {"global_batch": 8, "epochs": 1}
@@ -40,11 +40,35 @@ def test_another_item_is_not_like_it(name: str) -> None:
     assert not _is_same(first, other)
 
 
-@pytest.mark.parametrize("root", ["/", "file:///"])
-def test_a_file_is_in_a_hosts_own_folder(root: str) -> None:
-    here, there, other = (f"{root}{name}" for name in ("a/1.png", "b/1.png", "a/2.png"))
-    assert outline(here).is_like(outline(there))
-    assert not outline(here).is_like(outline(other))
+@pytest.mark.parametrize(
+    "here", ["/a/1.png", "/a b/1.png", "file:///a/1.png", "./a/1.png", "a/b/1.png", "1.png"]
+)
+def test_a_file_is_in_a_hosts_own_folder(here: str) -> None:
+    assert outline(here).is_like(outline("/b/1.png"))
+    assert not outline(here).is_like(outline("/b/2.png"))
+
+
+@pytest.mark.parametrize("text", ["and/or", "a/b and c/d.e", "3/4", "http://a/b?c=1.0 and more"])
+def test_a_text_with_a_slash_is_no_file(text: str) -> None:
+    assert not outline(text).is_like(outline(text.replace("a", "b").replace("3", "5")))
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said"),
+    [
+        ({"x": 1, "y": [2, 3]}, {"y": [2, 4], "x": 1}, "['y'][1]"),
+        ((torch.ones(2), 1), (torch.zeros(2), 1), "[0]"),
+        (Sample(torch.ones(2), "a"), Sample(torch.ones(2), "b"), ".text"),
+        ([{"a": 1}, {"b": 1}], [{"a": 2}, {"c": 1}], "[0]['a'], [1]['b'], [1]['c']"),
+        (list(range(9)), list(range(1, 10)), "[0], [1], [2], [3], [4] and 4 more"),
+        (1, 2, ""),
+        (1, {"a": 1}, "['a']"),
+        ({object(): 1}, {object(): 2}, ""),
+        (make("itself", 1), make("itself", 2), ""),
+    ],
+)
+def test_what_is_other_in_an_item_is_named(first: Any, other: Any, said: str) -> None:
+    assert differing(outlines(first), outlines(other)) == said
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

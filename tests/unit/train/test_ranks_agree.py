@@ -37,8 +37,8 @@ REFUSED_TRAININGS: dict[str, list[str]] = {
     "noise": [MOVED],
     "decay-on-one": [MOVED, "after step 1"],
     "moments-on-one": [MOVED],
-    "train-data-on-one": ["train"],
-    "val-data-on-one": ["val"],
+    "train-data-on-one": ["train data", "rank 1 has another", "[0], [1]"],
+    "val-data-on-one": ["val data", "rank 1 has another", "[0], [1]"],
     "train-count-on-one": ["the number of training samples", "rank 0: 37, rank 1: 38"],
     "val-count-on-one": ["the number of val samples", "rank 0: 11, rank 1: 12"],
 }

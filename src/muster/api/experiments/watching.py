@@ -15,11 +15,11 @@ from muster.api.look.listing import (
     find_run,
     held_up,
     job_of,
-    waiting_process,
     word_of,
 )
 from muster.api.runs import Run, Status
 from muster.api.start.limits import PAUSES
+from muster.api.start.queued_starts import waiting_process
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,

@@ -5,18 +5,16 @@ answer.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
+from muster.api.start.queued_starts import waiting_process
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
-from muster.run.folder import EXPERIMENT_FILE, RunFolder, id_of
+from muster.run.folder import EXPERIMENT_FILE, RunFolder
 from muster.run.session import stopped_process
 from muster.run.state import Word, state_of_array
 from muster.slurm.commands import living_job, read_job
@@ -24,10 +22,8 @@ from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
     from muster.api.slurm.array import ArrayProgress
-    from muster.devices.tickets import Found
 
 _ROOT = Path("runs")
-_LOOKS_PER_S = 5
 
 
 def find_runs(root: Path) -> list[Run]:
@@ -62,53 +58,13 @@ def find_run(text: str) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    if (pid := waiting_process(Path(text))) is not None:
-        raise UsageError(
-            f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
-            hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
-        )
+    for path in (Path(text), _ROOT / text):
+        if (pid := waiting_process(path)) is not None:
+            raise UsageError(
+                f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
+                hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
+            )
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
-
-
-def waiting_process(path: Path, *, by_name: bool = True) -> int | None:
-    """The process in the queue for GPUs in which a start of this user's run waits that has, or will
-    have, this folder. ``by_name``: also one of which only the name is known to be the same.
-    """
-    wanted = id_of(path)
-    for one in _waiting():
-        place = one.record.get("place")  # which an earlier version does not say
-        if place == wanted:
-            return one.pid
-        is_elsewhere = isinstance(place, str) and path.exists()
-        if by_name and not is_elsewhere and one.run == path.name:
-            return one.pid
-    return None
-
-
-def waiting_below(root: Path) -> list[tuple[str, int | None]]:
-    """Name and process of each run that waits for GPUs and will have its folder below ``root``."""
-    waiting = [one for one in _waiting() if one.record.get("place") == id_of(root / one.run)]
-    return [(one.run, one.pid) for one in waiting if not RunFolder(root / one.run).exists()]
-
-
-def _waiting() -> Sequence[Found]:
-    from muster.base.settings import read_settings
-
-    folder = read_settings().lease_folder
-    try:
-        changed_ns = folder.stat().st_mtime_ns
-    except OSError:  # nobody has waited so far
-        return ()
-    return _waiting_in(folder, changed_ns, int(_LOOKS_PER_S * time.monotonic()))
-
-
-@lru_cache(maxsize=1)
-def _waiting_in(folder: Path, changed_ns: int, moment: int) -> Sequence[Found]:
-    """Read once for many runs, and again when one has come or gone, or may have been killed."""
-    from muster.devices.tickets import own_uid, read_notes
-
-    notes = read_notes(folder)
-    return [one for one in notes if one.kind == "ticket" and one.uid == own_uid()]
 
 
 class HeldUp(NamedTuple):

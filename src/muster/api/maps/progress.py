@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from muster.api.maps.publish import Tally, kept_in, parts_of
+from muster.api.maps.publish import Tally, parts_of
 from muster.base.errors import MusterError
 from muster.base.metric_log import TIME, mark_start
-from muster.farm.ledger.read import LedgerReader
-from muster.farm.task import TaskState
 from muster.farm.view import Interval, Rate, RunView
 from muster.pipeline.journal import Kept
 from muster.pipeline.sinks.formats import SinkSpec
@@ -107,16 +105,6 @@ class Rejects:
 
     num_rows: int = 0
     stages: Counter[str] = field(default_factory=Counter)
-
-
-def begun_chunks(folder: RunFolder) -> list[Kept]:
-    """What is done of chunks that are not finished: open ones, and those that have failed."""
-    if not folder.ledger.exists():
-        return []
-    with LedgerReader(folder.ledger) as ledger:
-        unfinished = [task for task in ledger.tasks() if task.state is not TaskState.DONE]
-    look = kept_in(folder)
-    return [look(json.loads(task.payload)["order"], task.key.hex()) for task in unfinished]
 
 
 def rejects_so_far(folder: RunFolder, begun: Sequence[Kept] = ()) -> Rejects:

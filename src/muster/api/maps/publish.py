@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,7 +51,8 @@ class Published:
 @dataclass(frozen=True, kw_only=True)
 class Tally:
     """Sums over the chunks in the ledger. ``num_begun``: how many of the rows of ``num_open`` are
-    done all the same, in chunks that are not finished.
+    done all the same, in chunks that are not finished. ``begun``: what is there of these, and of
+    chunks that have failed.
     """
 
     num_in: int = 0
@@ -62,6 +63,7 @@ class Tally:
     num_lost: int = 0
     num_open: int = 0
     num_begun: int = 0
+    begun: tuple[Kept, ...] = ()
 
 
 def tally(folder: RunFolder) -> Tally:
@@ -69,7 +71,8 @@ def tally(folder: RunFolder) -> Tally:
     if not folder.ledger.exists():
         return Tally()
     sums: Counter[str] = Counter()
-    look = kept_in(folder)
+    begun: list[Kept] = []
+    listed = functools.cache(begun_in)  # each folder once
     for state, key, params, value in _chunks(folder):
         if state is TaskState.DONE:
             blank = value.get("blank", 0)
@@ -80,20 +83,12 @@ def tally(folder: RunFolder) -> Tally:
         else:
             name = "num_lost" if state is TaskState.FAILED else "num_open"
             sums[name] += params["stop"] - params["start"]
-            if name == "num_open":
-                sums["num_begun"] += look(params["order"], key).num_rows
-    return Tally(**sums)
-
-
-def kept_in(folder: RunFolder) -> Callable[[int, str], Kept]:
-    """What is kept of an unfinished chunk, by its shard and key; each folder is listed once."""
-    begun = functools.cache(begun_in)
-
-    def look(order: int, key: str) -> Kept:
-        place = folder.parts_of(order)
-        return kept_of(place, key) if key in begun(place) else Kept()
-
-    return look
+            place = folder.parts_of(params["order"])
+            if key in listed(place):
+                begun.append(kept_of(place, key))
+                if name == "num_open":
+                    sums["num_begun"] += begun[-1].num_rows
+    return Tally(**sums, begun=tuple(begun))
 
 
 def parts_of(folder: RunFolder) -> list[Part]:

@@ -32,6 +32,7 @@ from muster.api.experiments.watching import (
 )
 from muster.api.look.listing import array_of, job_of, word_of
 from muster.api.runs import Run
+from muster.api.start.queued_starts import process_to_end
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
@@ -309,6 +310,7 @@ def cancel(argv: list[str]) -> int:
     if flags.task:
         return _cancel_tasks(run, flags)
     is_gang, job = run.stored.is_gang, job_of(run)
+    start, works = process_to_end(run.folder.whole), is_held(run.folder)
     asked = run.cancel()
     array = array_of(run, asks_slurm=True)
     if flags.json:
@@ -322,6 +324,8 @@ def cancel(argv: list[str]) -> int:
         output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
     elif asked and job is not None and job[1].waits:
         output.say(f"{run.folder.name}: cancelled SLURM job {job[0]}, which waited in the queue")
+    elif asked and start is not None and not works:
+        output.say(f"{run.folder.name}: told its next start to end, {_waited(start)}")
     elif asked and is_gang:
         output.say(f"{run.folder.name}: asked its ranks to save what they can and to end")
     elif asked:
@@ -330,7 +334,13 @@ def cancel(argv: list[str]) -> int:
         output.say(f"{run.folder.name}: cancelled what had not ended")
     if array is not None and array.num_queued and not flags.json:
         output.say("  elements that wait in SLURM's queue are not reached: end them with scancel")
+    if start is not None and (works or not asked) and not flags.json:
+        output.say(f"  its next start is told to end, too, {_waited(start)}")
     return 0
+
+
+def _waited(start: int) -> str:
+    return f"which waited for GPUs in process {start}"
 
 
 _OF_CANCELLED = {

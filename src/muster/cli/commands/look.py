@@ -17,10 +17,10 @@ from muster.api.look.listing import (
     find_runs,
     held_up_now,
     job_of,
-    waiting_below,
     word_of,
 )
 from muster.api.runs import Run, Status
+from muster.api.start.queued_starts import waiting_below
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, MusterError, UsageError
 from muster.base.flags import Flag
