@@ -41,7 +41,11 @@ def require_different_counts(config: Any, *names: str) -> None:
 def require_default(
     config: Any, names: Collection[str], beside: str, hint: str = "leave it out."
 ) -> None:
-    """Raise UsageError for a field that has no effect, ``beside`` what, and is not its default."""
+    """Raise UsageError for a field that has no effect, ``beside`` what, and is not its default.
+
+    A recipe that has runs with such a field must not begin to refuse it: they could not be gone on
+    with, nor reported.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in names and value != field.default:
@@ -50,10 +54,6 @@ def require_default(
 
 
 def require_seeds(config: Any) -> None:
-    """Raise UsageError for a seed that ``config.seeds`` names twice, and for their number beside
-    them.
-    """
+    """Raise UsageError for a seed that ``config.seeds`` names twice."""
     if len(set(config.seeds)) != len(config.seeds):
         raise UsageError(f"--seeds {' '.join(map(str, config.seeds))} names a seed twice.")
-    if config.seeds:
-        require_default(config, ["num_seeds"], "beside --seeds", "write one of the two.")

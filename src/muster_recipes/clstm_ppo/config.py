@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from muster import AgentRecipe, UsageError
-from muster_recipes.refusals import flag_of, require_default
+from muster_recipes.refusals import flag_of
 
 _ActionSpace = Literal["31", "91"]
 
@@ -79,8 +79,6 @@ class ClstmPpoConfig:
             )
         if self.data is not None:
             self._check_data(self.data)
-        else:
-            require_default(self, ["max_gap_bars"], "without --data")
         for name in ("window", "hidden", "episode_bars", "capital", "expiry_days", "sim_symbols",
                      "sim_bars", "sim_volatility", "sim_mean_reversion", "val_share",
                      "test_share"):  # fmt: skip

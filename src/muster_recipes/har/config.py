@@ -10,8 +10,6 @@ from typing import Literal
 from muster import TrainRecipe, UsageError
 from muster_recipes.refusals import require_default
 
-_SYNTHETIC = ("synthetic_subjects", "synthetic_windows", "synthetic_seed")
-
 
 @dataclass(frozen=True, kw_only=True)
 class HarConfig:
@@ -59,10 +57,7 @@ class HarConfig:
                 f"--synthetic-windows {self.synthetic_windows} leaves out some of the 6 classes.",
                 hint="write 6 or more.",
             )
-        if self.data_dir is not None:
-            require_default(self, _SYNTHETIC, "with --data-dir")
         if self.encoder == "vit":
-            require_default(self, ["width"], "with --encoder vit")
             _check_encoder(self.encoder_path)
         else:
             require_default(

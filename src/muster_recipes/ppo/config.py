@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster import AgentRecipe, UsageError
-from muster_recipes.refusals import require_default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,6 @@ class PpoRecipeConfig:
     def __post_init__(self) -> None:
         if self.hidden <= 0:
             raise UsageError(f"--hidden must be greater than 0, not {self.hidden}.")
-        if self.memory == "none":
-            require_default(self, ["hidden"], "with --memory none")
         if self.observe is not None:
             _check_components(self.observe)
         parse_env_kwargs(self.env_kwargs)

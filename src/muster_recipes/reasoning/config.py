@@ -134,9 +134,6 @@ class ReasoningConfig:
         if self.tensor_parallel < 1:
             raise UsageError(f"--tensor-parallel {self.tensor_parallel} is below 1.")
         self._check_engine()
-        if not self.is_graded:
-            hint = "leave it out, or add --grading model."
-            require_default(self, ["eval_temperature"], "without grading", hint)
 
     def _check_engine(self) -> None:
         check_engine(self.engine)

@@ -153,6 +153,7 @@ def _check_range(config: SsvaeConfig) -> None:
     first, last = _FIRST_SEED, _FIRST_SEED + config.num_seeds - 1
     flag = "--num-seeds with --seed-offset"
     if config.seeds:
+        require_default(config, ["num_seeds"], "beside --seeds", "write one of the two.")
         first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
     _check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
 

@@ -113,7 +113,6 @@ def test_a_fingerprint_is_of_the_bars_alone(tmp_path: Path) -> None:
         ({"action_space": 31}, "--action-space must be 31 or 91, not 31"),
         ({"action_space": "all"}, "--action-space must be 31 or 91, not 'all'"),
         ({"data": Path("none.csv")}, "--data none.csv does not exist"),
-        ({"max_gap_bars": 3.0}, "--max-gap-bars 3.0 has no effect without --data"),
         ({"data": Path("none.csv"), "sim_seed": 3, "sim_drift": 0.0},
          "--sim-seed, --sim-drift have no effect with --data"),
     ],

@@ -47,7 +47,6 @@ def test_arguments_by_name() -> None:
     ("settings", "message"),
     [
         ({"hidden": 0}, "--hidden must be greater than 0, not 0"),
-        ({"hidden": 8, "memory": "none"}, "--hidden 8 has no effect with --memory none"),
         ({"observe": ()}, "--observe names no component"),
         ({"observe": (0, -1)}, "--observe -1: components count from 0"),
         ({"observe": (2, 0, 2)}, "--observe 2 0 2 names a component twice"),

@@ -30,8 +30,6 @@ from muster_recipes.reasoning.recipe import RECIPE, remarks, stages
         ({"cleanup_delay": -1.0}, "--cleanup-delay -1.0 is below 0"),
         ({"temperature": 2.5}, "--temperature 2.5 is not from 0"),
         ({"eval_temperature": -0.1}, "--eval-temperature -0.1"),
-        ({"eval_temperature": 0.1}, "--eval-temperature 0.1 has no effect without grading"),
-        ({"grading": "off", "model": "m", "eval_temperature": 0.1}, "no effect without"),
         ({"temperature": float("nan")}, "--temperature nan"),
         ({"top_p": 0.0}, "--top-p 0.0"),
         ({"quality_threshold": 1.1}, "--quality-threshold 1.1"),

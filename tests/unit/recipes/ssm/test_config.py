@@ -17,11 +17,6 @@ def test_seeds_are_counted_or_listed_and_shifted() -> None:
     assert SsmConfig(seeds=(9, 2), seed_offset=1).all_seeds == (10, 3)
 
 
-def test_a_number_of_seeds_beside_seeds_is_refused() -> None:
-    with pytest.raises(UsageError, match="--num-seeds 3 has no effect beside --seeds"):
-        SsmConfig(num_seeds=3, seeds=(9, 2))
-
-
 @pytest.mark.parametrize("name", ["eps_train", "gd_lr", "gd_init_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_a_positive_number_is_finite_too(name: str, value: float) -> None:

@@ -29,7 +29,7 @@ def config(**changes: Any) -> SsmConfig:
 
 
 def make_problem(chosen: SsmConfig, seed: int, rank: int) -> Problem:
-    wanted = dataclasses.replace(chosen, num_seeds=4, seeds=(seed,), teacher_ranks=(rank,))
+    wanted = dataclasses.replace(chosen, seeds=(seed,), teacher_ranks=(rank,))
     [(_, _, problem)] = problems(wanted)
     return problem
 
@@ -40,7 +40,7 @@ def make_problem(chosen: SsmConfig, seed: int, rank: int) -> Problem:
         {},
         {"gd": False},
         {"gnc": False},
-        {"teacher_ranks": (1, 2, 4), "num_seeds": 4, "seeds": (7, 3)},
+        {"teacher_ranks": (1, 2, 4), "seeds": (7, 3)},
         {"gnc_num_samples": 100},
         {"gnc_num_samples": 101},
     ],
@@ -129,7 +129,7 @@ def test_nothing_accepted_is_no_loss_with_a_count_of_0() -> None:
 
 def test_the_picture_is_drawn_also_with_values_missing(tmp_path: Path) -> None:
     seeds = tuple(range(90))
-    chosen = config(num_seeds=len(seeds), teacher_ranks=(1, 2))
+    chosen = config(seeds=seeds, teacher_ranks=(1, 2))
     all_rows = rows(chosen)
     all_rows[0].update(state="failed", train_loss=None, gen_loss=None)
     paths = draw(chosen, summarise(chosen, all_rows), tmp_path)
