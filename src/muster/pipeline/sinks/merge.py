@@ -306,10 +306,10 @@ def explained(path: Path) -> Iterator[None]:
         found = disk_error(error)
         if found is None or error.errno == errno.EROFS:
             raise explain_os_error(error, "write", path) from error
-        is_limit = found.errno == errno.EFBIG
+        is_limit, reason = found.errno == errno.EFBIG, DISK_REFUSALS[found.errno or 0].reason
         remedy = "raise the limit (ulimit -f)" if is_limit else "free space there"
         raise SetupError(
             f"Cannot write {path}: {error.strerror}.",
-            hint=f"{DISK_REFUSALS[found.errno or 0].reason}{remedy} and run the same command again; "
-            "nothing finished is lost, and no half output was left behind.",
+            hint=f"{reason}{remedy} and run the same command again; nothing finished is lost, "
+            "and no half output was left behind.",
         ) from error
