@@ -138,9 +138,11 @@ def read_source(path: Path) -> bytes:
 
 def _in_zip(path: Path) -> bytes | None:
     """What Python, which looks for modules in zip files too, would read there."""
-    import zipfile  # here: few modules lie in one
+    import zipfile  # here, as below: few modules lie in one
+    import zlib
 
-    with suppress(OSError, zipfile.BadZipFile, KeyError):
+    # RuntimeError: it has a password, or is compressed in a way that this Python does not know.
+    with suppress(OSError, zipfile.BadZipFile, zlib.error, RuntimeError, KeyError):
         archive = next((place for place in path.parents if place.is_file()), path)
         with zipfile.ZipFile(archive) as opened:
             return opened.read(path.relative_to(archive).as_posix())

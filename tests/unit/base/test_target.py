@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,23 @@ def test_a_file_in_a_folder_that_may_not_be_entered_cannot_be_read(tmp_path: Pat
     finally:
         os.seteuid(own)
         closed.chmod(0o700)
+
+
+@pytest.mark.parametrize("harm", ["a password", "other bytes"])
+def test_a_zip_file_that_cannot_be_read_is_named(tmp_path: Path, harm: str) -> None:
+    place = tmp_path / "lib.zip"
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m.py", "x = 1\n" * 500)
+    data = bytearray(place.read_bytes())
+    assert read_source(place / "m.py") == b"x = 1\n" * 500
+    if harm == "a password":
+        data[6] |= 1  # the flag of the entry, and that of the directory
+        data[data.index(b"PK\1\2") + 8] |= 1
+    else:
+        data[40:43] = (byte ^ 0xFF for byte in data[40:43])  # which nothing can be unpacked from
+    place.write_bytes(data)
+    with pytest.raises(TargetError, match=r"Cannot read .*lib\.zip"):
+        read_source(place / "m.py")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from muster.base.atomic_files import disk_error, explain_os_error, replacing, sync_folder
+from muster.base.atomic_files import (
+    DISK_REFUSALS,
+    disk_error,
+    explain_os_error,
+    replacing,
+    sync_folder,
+)
 from muster.base.codec import write_json
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.apart import apart
@@ -297,10 +303,13 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if disk_error(error) is None or error.errno == errno.EROFS:
+        found = disk_error(error)
+        if found is None or error.errno == errno.EROFS:
             raise explain_os_error(error, "write", path) from error
+        is_limit, reason = found.errno == errno.EFBIG, DISK_REFUSALS[found.errno or 0].reason
+        remedy = "raise the limit (ulimit -f)" if is_limit else "free space there"
         raise SetupError(
             f"Cannot write {path}: {error.strerror}.",
-            hint="free space there and run the same command again; nothing finished is lost, "
+            hint=f"{reason}{remedy} and run the same command again; nothing finished is lost, "
             "and no half output was left behind.",
         ) from error

@@ -250,7 +250,8 @@ def test_no_room_for_the_output_is_said_and_leaves_the_old_one(tmp_path: Path, n
     merge([part(home, 0, 0, [{"old": 1}])], spec, errors=home / "errors.jsonl")
     command = [sys.executable, "-c", LIMITED, ROOT, str(home), f"{tmp_path}/{name}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"Cannot write {spec.path}: File too large.\nHint: free space")
+    assert done.stdout.startswith(f"Cannot write {spec.path}: File too large.\nHint: files there")
+    assert "raise the limit (ulimit -f) and run the same command again" in done.stdout
     assert done.stderr == ""
     assert list(read_output(spec)) == [{"old": 1}]
     assert names(tmp_path) == {"parts", spec.path.name}
