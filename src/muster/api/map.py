@@ -40,7 +40,7 @@ from muster.api.start.limits import refuse_to_begin
 from muster.api.start.options import MapSettings, SweepOptions, options_of_call
 from muster.api.start.placing import hand_on, would_take
 from muster.api.sweeps.plans import check_same_plan
-from muster.base.atomic_files import explain_os_error
+from muster.base.atomic_files import explain_os_error, sweep
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
@@ -51,7 +51,6 @@ from muster.devices.placement import Placement
 from muster.farm.plan import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
-from muster.pipeline.sinks.merge import sweep
 from muster.pipeline.sinks.parts_ahead import serves
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection

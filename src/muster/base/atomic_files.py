@@ -72,6 +72,26 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+#: What follows the name of a file, or of a folder, in the name under which it is written.
+_BESIDE = re.compile(r"[0-9a-f]{8}(\.tmp|(-old)?\.folder)")
+
+
+def sweep(path: Path) -> None:
+    """Remove what a killed `replacing` of ``path``, or of a folder, has left: it may be as large as
+    the file. For the only writer of ``path``: another one's is taken for left.
+    """
+    start = f".{path.name}."
+    for left in list(path.parent.iterdir()) if path.parent.is_dir() else ():
+        if not left.name.startswith(start) or not _BESIDE.fullmatch(left.name[len(start) :]):
+            continue  # of another file, or the user's
+        if left.suffix == ".folder":
+            import shutil  # here: every command imports this module, and hardly any has a folder
+
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``."""
     with replacing(path) as temporary:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from muster.base.atomic_files import replacing
+from muster.base.atomic_files import replacing, sweep
 from muster.base.errors import SetupError, UsageError
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
@@ -151,7 +151,9 @@ def _check_whole(count: int, known: int, target: Path) -> None:
 
 
 def refresh(folder: RunFolder) -> None:
-    """Renew ``results.parquet`` and ``results.csv`` in one pass."""
+    """Renew ``results.parquet`` and ``results.csv`` in one pass. For who holds the run alone."""
+    for target in (folder.results_parquet, folder.results_csv):
+        sweep(target)
     _export_tables(folder, folder.results_parquet, folder.results_csv)
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from muster.base.codec import decode
 from muster.base.errors import TargetError, UsageError
+from muster.base.shown_text import count
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops, remembered_micro_batch
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
@@ -143,7 +144,8 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     if config.sync_batchnorm:
         model = _with_sync_batchnorm(model, gang)
     _say_batchnorm(model, gang, plan, config, say)
-    _say_randomness(model, dataset, num_samples, gang, say)
+    _say_masks(model, gang, plan, extra, say)
+    _say_repeatable(dataset, num_samples, say)
     example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
     own = Gradients([], []) if is_sharded else find_gradients(task, model, example, precision)
     unused = sorted({name for names in council.gather(own.unused) for name in names})
@@ -303,15 +305,29 @@ def _say_batchnorm(
         )
 
 
-def _say_randomness(
-    model: nn.Module, dataset: Dataset[Any], num_samples: int, gang: Gang, say: Say
+def _say_masks(
+    model: nn.Module, gang: Gang, plan: BatchPlan, extra: Mapping[str, Any], say: Say
 ) -> None:
-    """Say what makes a result depend on the number of ranks beyond rounding, if anything does."""
-    if gang.num_ranks > 1 and any(map(_drops, model.modules())):
+    """Say what dropout makes depend on ranks, and on micro-batches where a resume changes them."""
+    if not any(map(_drops, model.modules())):
+        return
+    if extra:
+        before = int(extra["num_ranks"]), int(extra["plan"]["micro_batch"])
+        if before != (gang.num_ranks, plan.micro_batch):
+            say(
+                "note       dropout draws a mask per rank and micro-batch: from here on losses "
+                f"differ from those of {count(before[0], 'rank')} x {before[1]}, as it was before, "
+                "by more than rounding"
+            )
+            return
+    if gang.num_ranks > 1:
         say(
             f"note       dropout draws a mask per rank: losses differ from those of another number "
             f"of ranks than {gang.num_ranks} by more than rounding"
         )
+
+
+def _say_repeatable(dataset: Dataset[Any], num_samples: int, say: Say) -> None:
     if not is_repeatable(dataset, num_samples):
         say(
             "warning    items of the training data change at every fetch, by a generator of the "
@@ -365,13 +381,13 @@ def _evaluators(
         dataset = open_dataset(task, split, config.seed)
         if dataset is None:
             continue
-        count = check_dataset(dataset, split, type(task).__name__)
-        gang.council.check_same(f"the number of {split} samples", count)
-        check_same_items(dataset, count, split, gang.council)
+        num_samples = check_dataset(dataset, split, type(task).__name__)
+        gang.council.check_same(f"the number of {split} samples", num_samples)
+        check_same_items(dataset, num_samples, split, gang.council)
         found[split] = Evaluator(
             task,
             dataset,
-            count,
+            num_samples,
             gang,
             precision,
             batch_size=max(plan.micro_batch, 1) * 2,

@@ -425,6 +425,18 @@ def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) ->
     assert found.state == "waiting" and "was begun when its run ended" in found.sentence
 
 
+def test_a_trial_that_was_stopped_after_its_run_was_killed_has_been_tried(tmp_path: Path) -> None:
+    """Its attempt went with the run, and what it had logged was enough to stop it."""
+    folder = killed("sweep", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        (number,) = ledger.execute("SELECT min(task_id) FROM tasks WHERE state = 0").fetchone()
+        ledger.execute(
+            "UPDATE tasks SET state = ? WHERE task_id = ?", (TaskState.STOPPED.value, number)
+        )
+    found = why(find_run(str(folder.path)), str(number))
+    assert found.state == "stopped" and "not been tried" not in found.sentence
+
+
 def test_a_retry_of_a_run_at_work_names_what_is_not_refused(
     tmp_path: Path, muster_main: MusterCli
 ) -> None:

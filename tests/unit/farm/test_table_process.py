@@ -38,3 +38,14 @@ def test_its_files_are_the_same_byte_for_byte(values: str, tmp_path: Path) -> No
     apart = [place.read_bytes() for place in places]
     refresh(folder)
     assert apart == [place.read_bytes() for place in places]
+
+
+def test_what_a_kill_has_left_of_a_table_is_gone_with_the_next(tmp_path: Path) -> None:
+    """It may be as large as the table, and there is one more after each kill."""
+    folder = make_run(tmp_path / "run", lambda number: {"x": number}, _floats)
+    left = [folder.path / f".results.{kind}.0123abcd.tmp" for kind in ("csv", "parquet")]
+    mine = folder.path / ".results.csv.mine.tmp"
+    for path in (*left, mine):
+        path.write_text("half")
+    refresh(folder)
+    assert [path for path in (*left, mine) if path.exists()] == [mine]

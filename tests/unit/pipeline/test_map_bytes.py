@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from tests.unit.pipeline.chunks_here import Done, run_chunks
 
+from muster.base.atomic_files import sweep
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.arrow import batch_of
 from muster.pipeline.batch import Row
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.lines import MARK, RAW
-from muster.pipeline.sinks.merge import merge, sweep
+from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sources import files
 from muster.pipeline.sources.columnar import Again

@@ -81,6 +81,13 @@ def jobs() -> list[Job]:
                     task=replace(noisy.task, trouble="stop", at=7)),  # type: ignore[type-var]
             replace(noisy, name=place, ranks=ranks),
         ]  # fmt: skip
+    for name, ranks, size in (("masks-ranks", 2, 1), ("masks-micro", 1, 2)):
+        stops = replace(RESTLESS, trouble="stop", at=7, on=ranks - 1)
+        short = {**SMALL, "epochs": 2}
+        found += [
+            Job(name=f"{name}-stopped", ranks=ranks, task=stops, config=short, folder=name),
+            Job(name=name, ranks=1, task=RESTLESS, config={**short, "batch_size": size}),
+        ]
     # From one way of spreading the model to the next, three times.
     clipped = {**SMALL, "max_grad_norm": 0.3}
     chain = [("ddp", 2, 3), ("fsdp", 2, 8), ("single", 1, 12), ("fsdp", 4, 15), ("ddp", 2, None)]
@@ -153,6 +160,13 @@ def test_that_results_depend_on_the_number_of_ranks_is_said_once(trained: Outcom
     assert line.startswith("note       dropout draws a mask per rank: losses differ")
     assert "than 4 by more than rounding" in line
     assert said("one", 1) == []
+    # Gone on with other ranks or micro-batches, the masks are others from there on.
+    for name, ranks, before in (
+        ("masks-ranks", 1, "2 ranks x 1"),
+        ("masks-micro", 1, "1 rank x 1"),
+    ):
+        [line] = said(name, ranks)
+        assert f"differ from those of {before}, as it was before" in line
 
 
 @pytest.mark.parametrize("name", EXACT)

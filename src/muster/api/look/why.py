@@ -375,7 +375,9 @@ def _of_task(run: Run, task: str) -> Why:
         "failed": [_again(run)], "cancelled": [_again(run, cancelled=True)],
         "waiting": [f"muster why {quoted}"],
     }.get(state, [])  # fmt: skip
-    last = REASONS[Outcome(attempts[-1].outcome)] if attempts else "has not been tried yet"
+    # A search may end a trial by what it had logged when its run was killed, with its attempt.
+    none = REASONS[Outcome.STOPPED] if row.state is TaskState.STOPPED else "has not been tried yet"
+    last = REASONS[Outcome(attempts[-1].outcome)] if attempts else none
     if row.state is TaskState.CLAIMED:
         before = f"; before that it {last}" if attempts else ""
         last = ("runs now" if state == "running" else "was begun when its run ended") + before

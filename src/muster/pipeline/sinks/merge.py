@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import glob
 import hashlib
 import itertools
 import json
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -25,6 +23,7 @@ from muster.base.atomic_files import (
     disk_error,
     explain_os_error,
     replacing,
+    sweep,
     sync_folder,
 )
 from muster.base.codec import write_json
@@ -280,21 +279,6 @@ def merge_errors(parts: Iterable[Part], path: Path) -> None:
         for part in with_errors:
             for block in error_blocks(part):
                 file.write(block)
-
-
-def sweep(path: Path) -> None:
-    """Remove what a killed `replacing` of ``path``, or of a folder, has left: it may be as large as
-    the output.
-    """
-    name = glob.escape(path.name)
-    behind = re.compile(r"[0-9a-f]{8}(\.tmp|(-old)?\.folder)")
-    for left in path.parent.glob(f".{name}.*"):
-        if not behind.fullmatch(left.name[len(path.name) + 2 :]):
-            continue  # of another output, or the user's
-        if left.suffix == ".folder":
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
 
 
 @contextmanager

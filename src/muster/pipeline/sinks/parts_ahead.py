@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.base.atomic_files import sweep
 from muster.base.errors import MusterError
 from muster.pipeline.apart import Call, told
 from muster.pipeline.sinks.formats import SinkSpec, prepare_place
-from muster.pipeline.sinks.merge import Written, explained, sweep, write_the_output
+from muster.pipeline.sinks.merge import Written, explained, write_the_output
 from muster.pipeline.sinks.parts import Part, blocks
 from muster.pipeline.sources.columnar import Again
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.base.atomic_files import replacing, sync_folder, write_all
+from muster.base.atomic_files import replacing, sweep, sync_folder, write_all
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.sinks.formats import (
     MAX_CELL_CHARS,
@@ -18,7 +18,7 @@ from muster.pipeline.sinks.formats import (
     columns_of,
     prepare_place,
 )
-from muster.pipeline.sinks.merge import Merged, explained, merge_errors, sweep
+from muster.pipeline.sinks.merge import Merged, explained, merge_errors
 from muster.pipeline.sinks.parts import Part, by_shard
 
 

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
+from muster.base.atomic_files import sweep
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.pipeline.sinks.formats import SinkSpec, spec_of
-from muster.pipeline.sinks.merge import merge, sweep, write_the_output
+from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sinks.parts_ahead import Ahead, ahead_of, serves, write_as_they_come
 
