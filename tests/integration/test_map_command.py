@@ -92,7 +92,9 @@ def test_a_class_is_set_up_once_per_worker_and_its_fields_are_flags(place: Path)
 
 
 @pytest.mark.quick
-def test_poison_costs_only_itself_and_the_exit_code_says_so(place: Path) -> None:
+def test_poison_costs_only_itself_and_the_exit_code_says_so(
+    place: Path, muster_main: MusterCli
+) -> None:
     write(place / "in.jsonl", 1000)
     done = run("stages.py:fussy", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
     assert done.returncode == 1
@@ -105,6 +107,9 @@ def test_poison_costs_only_itself_and_the_exit_code_says_so(place: Path) -> None
     assert errors[0]["reason"] == "ValueError: cannot do 7"
     assert "stages.py" in errors[0]["traceback"]
     assert errors[1]["reason"] == "eight"
+    told = f"20 records rejected; see why: muster why {run_folder(place).relative_to(place)}"
+    for look in ("status", "errors"):  # they said that all was done, and that nothing had failed
+        assert told in muster_main(look, str(run_folder(place).relative_to(place))).stdout, look
 
 
 def test_records_that_raise_are_tried_again_when_that_is_asked_for(place: Path) -> None:

@@ -69,6 +69,7 @@ def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
     ("line", "says"),
     [
         ("plan", "WHAT is missing"),
+        ("slurm-script", "COMMAND is missing"),
         ("slurm-script map embed", "muster map has no script of its own"),
     ],
 )

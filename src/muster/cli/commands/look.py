@@ -221,6 +221,7 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         lines.append(f"{found.num_retried:,} {was} tried again")
     if found.counts["failed"]:
         lines.append(f"see why: muster errors {shell_word(run.path)}")
+    lines += _rejected_lines(run)
     from muster.api.sweeps.search_state import read_search
 
     if (search := read_search(run.folder)) is not None:
@@ -234,6 +235,18 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         task = worker["progress"] if worker["state"] == "starting" else worker["task"]
         lines.append(f"{worker['slot']}: {worker['state']} {task}{since}")
     return lines
+
+
+def _rejected_lines(run: Run) -> list[str]:
+    """That a map has rejected records: it ends with 1 then, though no attempt has failed."""
+    if not run.stored.is_map:
+        return []
+    from muster.api.maps.publish import tally
+    from muster.api.report.map import stage_folders
+
+    num = sum(tally(each).num_rejected for each in stage_folders(run.folder))
+    records = count(num, "record")
+    return [f"{records} rejected; see why: muster why {shell_word(run.path)}"] if num else []
 
 
 def _search_json(run: Run) -> dict[str, Any]:
@@ -278,6 +291,8 @@ def _show_errors(run: Run) -> int:
     groups = run.failures()
     if not groups:
         output.say("No attempt has failed.")
+    for line in _rejected_lines(run):
+        output.say(line)
     for group in groups:
         output.say(
             f"{count(group.num_failed, 'failed task')} ({count(group.num_attempts, 'attempt')}), "

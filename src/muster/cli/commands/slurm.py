@@ -146,7 +146,11 @@ class FileFlags:
 
 def slurm_script(argv: list[str]) -> int:
     said = parse_groups({"file": FileFlags}, argv, "slurm-script", _HELP, program="COMMAND …")
-    command, words = (*said.program[:1], "")[0], said.program[1:]
+    if not said.program:
+        raise UsageError(
+            "COMMAND is missing.", hint=f"say whose script to write: {', '.join(_SCRIPTS)}."
+        )
+    command, *words = said.program
     if command in COMMANDS and command not in _SCRIPTS:
         raise UsageError(
             f"muster {command} has no script of its own to send; {', '.join(_SCRIPTS)} have.",
