@@ -212,8 +212,8 @@ def _parts(item: Any, is_exact: bool) -> Iterator[Any]:
 def _parts_of_one(item: Any, is_exact: bool) -> Iterable[Any]:
     if item is None:
         return [None]
-    if isinstance(item, str) and _is_file(item):  # in a host's own folder
-        item = item.rpartition("/")[2]
+    if isinstance(item, str) and item.startswith(("/", "file://")):  # in a host's own folder
+        return [item.rpartition("/")[2]]
     for plain in _PLAIN:
         if isinstance(item, plain):
             return [plain.__repr__(item)]
@@ -231,16 +231,6 @@ def _parts_of_one(item: Any, is_exact: bool) -> Iterable[Any]:
     if kind is None or not hasattr(item, "__array__"):
         return [_LeftOut(type(item).__name__)]
     return _parts_of_array(item.__array__(), is_exact)
-
-
-def _is_file(text: str) -> bool:
-    """Absolute, or a word with a slash and an ending, as in ``cache/1.png``: the text alone says
-    so, for on another rank the file may not be there.
-    """
-    if text.startswith(("/", "file://")):
-        return True
-    is_word = "/" in text and text.split(maxsplit=1) == [text]
-    return is_word and "." in text.rpartition("/")[2]
 
 
 def _parts_of_array(array: Any, is_exact: bool) -> Iterable[Any]:
