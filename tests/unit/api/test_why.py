@@ -566,6 +566,21 @@ def test_a_run_that_waits_for_gpus_is_not_unknown(
     assert "Unknown run" in muster_main(command, "runs/later").stderr
 
 
+def test_what_is_no_run_is_refused_with_where_runs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    folder = folder_of("sweep", "done", tmp_path / "my runs")
+    for name, said in {
+        "nope": "Unknown run 'nope'.\nHint: Known: none. Others are named by their folder; muster",
+        "t.py": "t.py is no run.\nHint: name the folder of one; muster list shows those in runs.",
+        str(folder.path.parent): f"muster list --root '{folder.path.parent}' shows those in it.",
+    }.items():
+        done = muster_main("status", name)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
 def test_a_stopped_run_that_waits_to_go_on_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
 ) -> None:

@@ -64,7 +64,12 @@ def find_run(text: str) -> Run:
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
                 hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
-    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)])
+    if (root := Path(text)).exists():
+        inside = bool(find_runs(root) if root.is_dir() else ())
+        how = f"--root {shell_word(root)} shows those in it" if inside else "shows those in runs"
+        raise UsageError(f"{text} is no run.", hint=f"name the folder of one; muster list {how}.")
+    where = "Others are named by their folder; muster list --root DIR shows those in it."
+    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)], where)
 
 
 class HeldUp(NamedTuple):
