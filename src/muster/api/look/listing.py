@@ -65,9 +65,9 @@ def find_run(text: str) -> Run:
                 hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
     if (root := Path(text)).exists():
-        inside = bool(find_runs(root) if root.is_dir() else ())
-        how = f"--root {shell_word(root)} shows those in it" if inside else "shows those in runs"
-        raise UsageError(f"{text} is no run.", hint=f"name the folder of one; muster list {how}.")
+        inside = root.is_dir() and bool(find_runs(root))
+        shows = f"muster list --root {shell_word(root if inside else _ROOT)} shows those in it."
+        raise UsageError(f"{text} is no run.", hint=f"name the folder of one; {shows}")
     where = "Others are named by their folder; muster list --root DIR shows those in it."
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)], where)
 
