@@ -574,8 +574,8 @@ def test_what_is_no_run_is_refused_with_where_runs_are(
     folder = folder_of("sweep", "done", tmp_path / "my runs")
     for name, said in {
         "nope": "Unknown run 'nope'.\nHint: Known: none. Others are named by their folder; muster",
-        "t.py": "t.py is no run.\nHint: name the folder of one; muster list --root runs shows",
-        str(folder.path.parent): f"muster list --root '{folder.path.parent}' shows those in it.",
+        "t.py": "Unknown run 't.py'.\nHint: Known: none. That file is no run.",
+        str(folder.path.parent): f"holds runs and is none: muster list --root '{folder.path.parent}'",
     }.items():
         done = muster_main("status", name)
         assert done.returncode == 2 and said in done.stderr, done.stderr

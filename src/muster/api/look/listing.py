@@ -64,11 +64,11 @@ def find_run(text: str) -> Run:
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
                 hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
-    if (root := Path(text)).exists():
-        inside = root.is_dir() and bool(find_runs(root))
-        shows = f"muster list --root {shell_word(root if inside else _ROOT)} shows those in it."
-        raise UsageError(f"{text} is no run.", hint=f"name the folder of one; {shows}")
     where = "Others are named by their folder; muster list --root DIR shows those in it."
+    if (root := Path(text)).is_dir() and find_runs(root):
+        where = f"That folder holds runs and is none: muster list --root {shell_word(root)}"
+    elif root.exists():
+        where = f"That {'folder' if root.is_dir() else 'file'} is no run."
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(_ROOT)], where)
 
 
