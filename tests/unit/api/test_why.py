@@ -571,11 +571,11 @@ def test_what_is_no_run_is_refused_with_where_runs_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    folder = folder_of("sweep", "done", tmp_path / "my runs")
+    root = folder_of("sweep", "done", tmp_path / "my runs").path.parent
     for name, said in {
         "nope": "Unknown run 'nope'.\nHint: Known: none. Others are named by their folder; muster",
         "t.py": "Unknown run 't.py'.\nHint: Known: none. That file is no run.",
-        str(folder.path.parent): f"holds runs and is none: muster list --root '{folder.path.parent}'",
+        str(root): f"holds runs and is none: muster list --root '{root}'",
     }.items():
         done = muster_main("status", name)
         assert done.returncode == 2 and said in done.stderr, done.stderr
