@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.ports import free_port
+from tests.processes import lives
 from tests.ray_cluster import cable, may_mount, wait_for
 
 import muster
@@ -141,6 +142,8 @@ class SshHosts:
         for process in [server, *doomed]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        # One that has not gone yet has its port still, of which the next server would end.
+        wait_for(lambda: not any(map(lives, [server, *doomed])), 120)
         (self.folder / name / "pid").unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
