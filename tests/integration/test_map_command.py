@@ -107,9 +107,11 @@ def test_poison_costs_only_itself_and_the_exit_code_says_so(
     assert errors[0]["reason"] == "ValueError: cannot do 7"
     assert "stages.py" in errors[0]["traceback"]
     assert errors[1]["reason"] == "eight"
-    told = f"20 records rejected; see why: muster why {run_folder(place).relative_to(place)}"
+    name = str(run_folder(place).relative_to(place))
+    told = f"20 records rejected; see why: muster why {name}"
     for look in ("status", "errors"):  # they said that all was done, and that nothing had failed
-        assert told in muster_main(look, str(run_folder(place).relative_to(place))).stdout, look
+        assert told in muster_main(look, name).stdout, look
+    assert json.loads(muster_main("status", name, "--json").stdout)["rejected"] == 20
 
 
 def test_records_that_raise_are_tried_again_when_that_is_asked_for(place: Path) -> None:

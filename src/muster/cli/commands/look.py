@@ -183,6 +183,8 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
         known: dict[str, Any] = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
         known |= {} if held is None else {"held_up": held._asdict()}
+        if run.stored.is_map and not found.is_running:
+            known["rejected"] = _num_rejected(run)
         record = {**asdict(found), "state": state, **known, **_search_json(run)}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
@@ -221,7 +223,8 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         lines.append(f"{found.num_retried:,} {was} tried again")
     if found.counts["failed"]:
         lines.append(f"see why: muster errors {shell_word(run.path)}")
-    lines += _rejected_lines(run)
+    if not found.is_running:  # it reads what has become of each chunk
+        lines += _rejected_lines(run)
     from muster.api.sweeps.search_state import read_search
 
     if (search := read_search(run.folder)) is not None:
@@ -237,16 +240,21 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
     return lines
 
 
-def _rejected_lines(run: Run) -> list[str]:
-    """That a map has rejected records: it ends with 1 then, though no attempt has failed."""
+def _num_rejected(run: Run) -> int:
+    """How many records a map has rejected, by all of its stages: it ends with 1 then, though no
+    attempt has failed."""
     if not run.stored.is_map:
-        return []
+        return 0
     from muster.api.maps.publish import tally
     from muster.api.report.map import stage_folders
 
-    num = sum(tally(each).num_rejected for each in stage_folders(run.folder))
-    records = count(num, "record")
-    return [f"{records} rejected; see why: muster why {shell_word(run.path)}"] if num else []
+    return sum(tally(each).num_rejected for each in stage_folders(run.folder))
+
+
+def _rejected_lines(run: Run) -> list[str]:
+    if not (num := _num_rejected(run)):
+        return []
+    return [f"{count(num, 'record')} rejected; see why: muster why {shell_word(run.path)}"]
 
 
 def _search_json(run: Run) -> dict[str, Any]:

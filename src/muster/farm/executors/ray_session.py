@@ -113,7 +113,8 @@ class RaySession:
             self._kill_started()
             if self._hosts is not None:
                 self._hosts.close()
-            self._has_joined.wait(_GIVE_UP_S)
+            if self._request.address is None:  # else it is not ours to end
+                self._has_joined.wait(_GIVE_UP_S)
         has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
