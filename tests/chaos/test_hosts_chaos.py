@@ -161,22 +161,21 @@ def far(
     space, here, there = f"muster-{mark}-q", f"m{mark}q", f"n{mark}q"
     if ip("netns", "add", space, is_needed=False):
         pytest.skip("network namespaces may not be made here")
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(ip, "netns", "del", space)
         ip("link", "add", here, "type", "veth", "peer", there, "netns", space)
+        # The space of the dead keeps it while a process is left, and with it the address.
+        stack.callback(ip, "link", "del", here)
         ip("addr", "add", f"10.{net}.9.1/24", "dev", here)
         ip("link", "set", here, "up")
         ip("-n", space, "addr", "add", f"10.{net}.9.2/24", "dev", there)
         for device in (there, "lo"):
             ip("-n", space, "link", "set", device, "up")
         ssh_hosts.add("q", place=(space, f"10.{net}.9.2"))
+        stack.callback(ssh_hosts.remove, "q")
         for name, value in ssh_hosts.environment.items():
             monkeypatch.setenv(name, value)
-        try:
-            yield ssh_hosts, here
-        finally:
-            ssh_hosts.remove("q")
-    finally:
-        ip("netns", "del", space)
+        yield ssh_hosts, here
 
 
 LOSSES = ("worker", "sshd", "link", "coordinator", "reboot")

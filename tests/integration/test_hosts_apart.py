@@ -57,6 +57,8 @@ def apart(
                 pytest.skip("network namespaces may not be made here")
             stack.callback(ip, "netns", "del", space)
             ip("link", "add", here, "type", "veth", "peer", there, "netns", space)
+            # The space of the dead keeps it while a process is left, and with it the address.
+            stack.callback(ip, "link", "del", here)
             ip("addr", "add", f"10.{net}.{number}.1/24", "dev", here)
             ip("link", "set", here, "up")
             ip("-n", space, "addr", "add", f"10.{net}.{number}.2/24", "dev", there)
