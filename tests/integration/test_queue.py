@@ -162,9 +162,25 @@ def test_a_stage_that_waits_is_known_by_its_map(place: Place) -> None:
     status = [sys.executable, "-m", "muster", "status", "r"]
     said = subprocess.run(status, cwd=place.path, capture_output=True, text=True).stderr
     assert f"waits for GPUs, in process {process.pid}" in said
-    waiter = place.begin("wait", "r")
+    waiters = [place.begin("wait", "r"), place.begin("status", "r", "--watch")]
+    place.until(lambda: place.said.count(f"waits for GPUs, in process {process.pid}") == 2)
     (place.path / "go").touch()
-    assert (process.wait(timeout=300), waiter.wait(timeout=300)) == (0, 0), place.said
+    assert process.wait(timeout=300) == 0, place.said
+    assert [one.wait(timeout=300) for one in waiters] == [0, 0], place.said
+    assert "r: done" in place.said
+
+
+def test_whoever_waits_for_a_start_that_never_began_is_told(place: Place) -> None:
+    place.hold("--devices", "2")
+    start = place.begin(*COMMANDS["sweep"], "--wait", "--run-dir", "r")
+    place.until(lambda: num_waiting(place) == 1)
+    assert place.begin("wait", "r", "--timeout", "0.1").wait(timeout=300) == 124, place.said
+    told, waits = place.said, f"waits for GPUs, in process {start.pid}"
+    waiters = [place.begin("wait", "r"), place.begin("status", "r", "--watch")]
+    place.until(lambda: place.said.count(waits) == told.count(waits) + 2)
+    start.kill()
+    assert [one.wait(timeout=300) for one in waiters] == [75, 0], place.said
+    assert place.said.count("r: it left the queue before it began") == 2
 
 
 def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.api.experiments.experiment import ExperimentFolder, find_experiment, state_of_all
 from muster.api.look.listing import (
     array_of,
+    find_begun,
     find_first_stage,
     find_run,
     held_up,
     job_of,
+    places_of,
     word_of,
 )
 from muster.api.runs import Run, Status
@@ -56,9 +58,32 @@ class End(NamedTuple):
     sentence: str
 
 
-def open_waited(text: str) -> Run | ExperimentFolder:
+class QueuedRun(NamedTuple):
+    """A run that has no folder yet: its first start waits for GPUs, in a process of this user."""
+
+    path: Path
+
+
+Waited = Run | ExperimentFolder | QueuedRun
+
+
+def open_waited(text: str) -> Waited:
     """A run, or an experiment with phases, by its path or name; raises what ``find_run`` raises."""
-    return find_experiment(text) or open_watched(text)
+    begun = find_experiment(text) or find_first_stage(text) or find_begun(text)
+    if begun is not None:
+        return begun
+    for path in places_of(text):
+        if _is_queued(RunFolder(path)):
+            return QueuedRun(path)
+    return find_run(text)
+
+
+def as_now(run: Waited) -> Waited:
+    """The same, opened again where it has waited to begin and has begun since."""
+    if isinstance(run, QueuedRun):
+        with suppress(UsageError):  # it has left the queue, and has not begun
+            return open_waited(str(run.path))
+    return run
 
 
 def open_watched(text: str) -> Run:
@@ -77,9 +102,11 @@ def folders_of(run: Run) -> list[RunFolder]:
     return [*map(RunFolder, stages), whole]
 
 
-def is_at_work(run: Run | ExperimentFolder) -> bool:
+def is_at_work(run: Waited) -> bool:
     """Whether a process or a job of SLURM works on the run, waits in the queue, or is about to go
     on with it."""
+    if isinstance(run, QueuedRun):
+        return _is_queued(RunFolder(run.path)) or not isinstance(as_now(run), QueuedRun)
     if isinstance(run, ExperimentFolder):
         return run.is_held()
     folders = folders_of(run)
@@ -146,10 +173,15 @@ def _is_on_slurm(folder: RunFolder) -> bool:
     return folder.slurm_job.exists() or folder.elements_json.exists()
 
 
-def what_it_waits_for(run: Run) -> str:
+def what_it_waits_for(run: Waited) -> str:
     """What it waits for: a job that has to begin, GPUs, or a stopped process that has to go on; ""
-    where there is nothing.
+    where there is nothing, and for an experiment.
     """
+    if isinstance(run, ExperimentFolder):
+        return ""
+    if isinstance(run, QueuedRun):
+        held = held_up(RunFolder(run.path), is_running=False)
+        return "" if held is None else held.sentence
     job = job_of(run) if _is_on_slurm(run.folder) else None
     if job is not None and job[1].waits:
         return f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})"
@@ -157,10 +189,10 @@ def what_it_waits_for(run: Run) -> str:
     return next((held.sentence for held in found if held is not None), "")
 
 
-def why_unknown(run: Run | ExperimentFolder) -> str:
+def why_unknown(run: Waited) -> str:
     """That SLURM does not say whether the run's job lives; "" where it does, where there is none,
     and where a process is seen to work on the run."""
-    if isinstance(run, ExperimentFolder) or not _is_on_slurm(run.folder) or is_held(run.folder):
+    if not isinstance(run, Run) or not _is_on_slurm(run.folder) or is_held(run.folder):
         return ""
     try:
         elements_of(run.folder.array_name)
@@ -172,11 +204,10 @@ def why_unknown(run: Run | ExperimentFolder) -> str:
     return ""
 
 
-def pause_s(run: Run | ExperimentFolder) -> float:
+def pause_s(run: Waited) -> float:
     """How long to wait until looking again: SLURM is not asked every moment."""
-    if isinstance(run, ExperimentFolder):
-        return _LOOK_EVERY_S
-    return _ASK_SLURM_EVERY_S if _is_on_slurm(run.folder) else _LOOK_EVERY_S
+    is_on_slurm = isinstance(run, Run) and _is_on_slurm(run.folder)
+    return _ASK_SLURM_EVERY_S if is_on_slurm else _LOOK_EVERY_S
 
 
 def latest(run: Run) -> Run:
@@ -185,7 +216,7 @@ def latest(run: Run) -> Run:
     return Run(begun[-1].path) if begun else run
 
 
-def end_if_over(run: Run | ExperimentFolder) -> End | None:
+def end_if_over(run: Waited) -> End | None:
     """What came of a run; None while somebody works on it. Raises what ``end_of`` raises."""
     if is_at_work(run):
         return None
@@ -193,11 +224,14 @@ def end_if_over(run: Run | ExperimentFolder) -> End | None:
     return None if is_at_work(run) else end  # somebody may go on with it meanwhile
 
 
-def end_of(run: Run | ExperimentFolder) -> End:
+def end_of(run: Waited) -> End:
     """What came of a run that nobody works on.
 
     Raises UsageError for one that has not begun, SetupError for one that cannot be read.
     """
+    if isinstance(run, QueuedRun):
+        how = "it left the queue before it began; the same command waits again"
+        return End(EXIT_REQUEUE, f"{run.path}: {how}")
     if isinstance(run, ExperimentFolder):
         return _end_of_phases(run)
     last = latest(run)

@@ -38,11 +38,20 @@ def find_runs(root: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
 
 
+def places_of(text: str) -> tuple[Path, Path]:
+    """Where a run may have its folder that is named by this path, or by its name below ``runs``."""
+    return Path(text), _ROOT / text
+
+
+def find_begun(text: str) -> Run | None:
+    """A run by its path, or by its name below ``runs``; None where there is none so far."""
+    return next((Run(path) for path in places_of(text) if RunFolder(path).exists()), None)
+
+
 def find_run(text: str) -> Run:
-    """A run by its path, or by its name below ``runs``; UsageError with the nearest name."""
-    for path in (Path(text), _ROOT / text):
-        if RunFolder(path).exists():
-            return Run(path)
+    """The same; UsageError with the nearest name where there is none."""
+    if (run := find_begun(text)) is not None:
+        return run
     if (stage := find_first_stage(text)) is not None:
         raise UsageError(
             f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
@@ -50,7 +59,7 @@ def find_run(text: str) -> Run:
             hint=f"go on with it: muster resume {shell_word(stage.folder.whole)}; "
             f"look at its first stage: muster status {shell_word(stage.path)}",
         )
-    for path in (Path(text), _ROOT / text):
+    for path in places_of(text):
         if (path / EXPERIMENT_FILE).is_file():
             listed = ", ".join(sorted(str(run.path) for run in find_runs(path))) or "none has begun"
             raise UsageError(
@@ -58,7 +67,7 @@ def find_run(text: str) -> Run:
                 hint=f"name one of them: {listed}; "
                 f"`muster status {shell_word(path)}` shows them all.",
             )
-    for path in (Path(text), _ROOT / text):
+    for path in places_of(text):
         if (pid := waiting_process(path)) is not None:
             raise UsageError(
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
@@ -112,7 +121,7 @@ def find_first_stage(text: str) -> Run | None:
 
     The record of that stage has the whole command.
     """
-    for path in (Path(text), _ROOT / text):
+    for path in places_of(text):
         folder = RunFolder(RunFolder(path).stage(0))
         if folder.exists() and not RunFolder(path).exists():
             return Run(folder.path)

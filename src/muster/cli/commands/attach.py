@@ -10,15 +10,17 @@ import re
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from muster.api.experiments.experiment import ExperimentFolder, find_experiment
+from muster.api.experiments.experiment import find_experiment
 from muster.api.experiments.watching import (
     End,
+    Waited,
+    as_now,
     end_if_over,
     end_of,
     folders_of,
@@ -224,7 +226,9 @@ class _Wait(JsonFlags):
 _WAIT = """Wait until runs have ended, and return the exit code of their commands.
 
 Of several runs it is that of the first, in the order in which they are named, that is not 0. A run
-that was killed counts as failed, with exit code 1; what is over already is not waited for.
+that was killed counts as failed, with exit code 1; what is over already is not waited for. One that
+waits in the queue for GPUs is waited for from there; it counts with 75 if it leaves the queue
+without having begun.
 
 Examples:
   muster wait train-1a2b3c && muster export train-1a2b3c --to results.csv
@@ -251,12 +255,14 @@ def wait(argv: list[str]) -> int:
     return next((code for code in codes if code), EXIT_OK)
 
 
-def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str, End]:
-    """How they have ended, of all of them, or of those that have when it is time to return."""
+def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
+    """How those of ``runs`` have ended that have when it is time to return. Runs that begin
+    meanwhile are opened in ``runs``."""
     due_s = math.inf if flags.timeout_s is None else time.monotonic() + flags.timeout_s
     ends: dict[str, End] = {}
     told = set[str]()
     while True:
+        runs |= {text: as_now(run) for text, run in runs.items()}
         for text, run in runs.items():
             if text not in ends and (end := end_if_over(run)) is not None:
                 ends[text] = end
@@ -266,17 +272,17 @@ def _ends(runs: Mapping[str, Run | ExperimentFolder], flags: _Wait) -> dict[str,
         if len(ends) == len(runs) or (flags.any and ends) or left_s <= 0:
             return ends
         for text, run in runs.items():  # else one would wait for ever, and not know for what
-            if text not in ends and text not in told and (why := why_unknown(run) or _waits(run)):
+            if (
+                text not in ends
+                and text not in told
+                and (why := why_unknown(run) or what_it_waits_for(run))
+            ):
                 output.remark(why)
                 told.add(text)
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
 
 
-def _waits(run: Run | ExperimentFolder) -> str:
-    return what_it_waits_for(run) if isinstance(run, Run) else ""
-
-
-def _plain(run: Run | ExperimentFolder, end: End | None) -> dict[str, object]:
+def _plain(run: Waited, end: End | None) -> dict[str, object]:
     path = run.folder.whole if isinstance(run, Run) else run.path
     known = {} if end is None else {"exit_code": end.exit_code, "sentence": end.sentence}
     return {"run": path.name, "path": str(path), "is_over": end is not None, **known}

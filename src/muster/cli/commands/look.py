@@ -32,6 +32,7 @@ from muster.farm.task import TaskState
 from muster.run.state import has_saved
 
 if TYPE_CHECKING:
+    from muster.api.experiments.watching import Waited
     from muster.api.slurm.array import ArrayProgress
 
 
@@ -139,17 +140,14 @@ def _watch(name: str, *, as_json: bool) -> int:
     """The same again and again, in its place on a terminal, else where something has changed."""
     if as_json:
         raise UsageError("--watch and --json contradict each other.", hint="give one of them.")
-    from muster.api.experiments.watching import (
-        is_at_work,
-        open_waited,
-        pause_s,
-    )
+    from muster.api.experiments.watching import as_now, is_at_work, open_waited, pause_s
 
     run = open_waited(name)
     with ExitStack() as stack:
         picture = stack.enter_context(output.LivePicture()) if output.is_terminal() else None
         last: list[str] = []
         while True:
+            run = as_now(run)
             works, lines = is_at_work(run), _watched_lines(run)
             if picture is not None:
                 picture.show_lines(lines)
@@ -161,13 +159,15 @@ def _watch(name: str, *, as_json: bool) -> int:
             time.sleep(max(_WATCH_EVERY_S, pause_s(run)))
 
 
-def _watched_lines(run: Run | ExperimentFolder) -> list[str]:
+def _watched_lines(run: Waited) -> list[str]:
     if isinstance(run, ExperimentFolder):
         from muster.cli import experiment_look
 
         return experiment_look.status_lines(run)
-    from muster.api.experiments.watching import latest
+    from muster.api.experiments.watching import QueuedRun, end_of, latest, what_it_waits_for
 
+    if isinstance(run, QueuedRun):
+        return [what_it_waits_for(run) or end_of(run).sentence]
     lines: list[str] = []
     _show_status(latest(run), lines.append, as_json=False)
     return lines
