@@ -508,7 +508,9 @@ def main() -> None:
     raw = summary(contest.steady["raw fork+exec of true"])["median"]
     share = commands / raw
     all_in = summary(whole["muster, function"])["median"]
-    goal("empty tasks, steady, tasks/s", "≥ 80,000", f"{ours:,.0f}", ours >= 80_000)
+    loop = summary(contest.steady["key, seed, log, pipe, rows"])["median"]
+    goal("empty tasks, steady, tasks/s", "≥ 80,000", f"{ours:,.0f}", ours >= 80_000,
+         bound=f"{loop:,.0f}: a loop that keeps the same promises (decision 0078)")  # fmt: skip
     goal("the same with start and table", "≥ 30,000", f"{all_in:,.0f}", all_in >= 30_000)
     kept = summary(contest.steady["fork+exec, folders, log, row"])["median"] / raw
     goal("commands, of fork+exec", "≥ 0.9", f"{share:.2f}", share >= 0.9,
