@@ -68,8 +68,9 @@ STREAMS = {
 #: A name as it is, and as Python reads it where it takes all names for ASCII.
 NAMES = {"known": "läuf-😀", "unknown": os.fsencode("läuf-😀").decode("ascii", "surrogateescape")}
 LOOKS = {
-    "list": 0, "list --json": 0, "status RUN": 0, "status RUN --json": 0, "queue": 0, "why RUN": 0, "errors RUN": 0, "attach RUN": 1,
-    "logs RUN 1": 0, "export RUN --to läuf-😀.csv": 0, "best RUN": 2, "status nö-😀": 2,
+    "list": 0, "list --json": 0, "status RUN": 0, "status RUN --json": 0, "queue": 0,
+    "why RUN": 0, "errors RUN": 0, "attach RUN": 1, "logs RUN 1": 0,
+    "export RUN --to läuf-😀.csv": 0, "best RUN": 2, "status nö-😀": 2,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
 from muster.api.start.queued_starts import waiting_process
+from muster.base.codec import read_object
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
@@ -156,3 +157,19 @@ def word_of(
     return state_of_array(
         found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
     )
+
+
+def rejected_by(run: Run) -> int | None:
+    """How many records a map has rejected, by all of its stages: it ends with 1 then, though no
+    attempt has failed. None of a run of another kind.
+    """
+    if not run.stored.is_map:
+        return None
+    from muster.api.maps.publish import tally
+    from muster.api.report.map import stage_folders
+
+    def of(stage: RunFolder) -> int:
+        known = read_object(stage.published_json).get("rejected")  # else each chunk is asked
+        return known if isinstance(known, int) else tally(stage).num_rejected
+
+    return sum(map(of, stage_folders(run.folder)))
