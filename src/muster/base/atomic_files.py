@@ -92,6 +92,24 @@ def sweep(path: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+#: The same of any file.
+_LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+
+def sweep_idle(folder: Path, now_s: float, idle_s: float = 3600.0) -> None:
+    """Remove what killed `replacing`s of any files in ``folder`` have left.
+
+    Some of them may belong to a writer that lives, here or on another host. So only those go that
+    nobody has written to for ``idle_s`` seconds, at ``now_s`` by the clock of their file system.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _LEFT.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            if now_s - entry.stat(follow_symlinks=False).st_mtime > idle_s:
+                Path(entry).unlink()
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``."""
     with replacing(path) as temporary:
