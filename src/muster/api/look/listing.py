@@ -63,7 +63,8 @@ def find_run(text: str) -> Run:
         if (pid := waiting_process(path)) is not None:
             raise UsageError(
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
-                hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
+                hint=stopped_sentence(pid)
+                or f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
     where = "Others are named by their folder; muster list --root DIR shows those in it."
     if (root := Path(text)).is_dir() and find_runs(root):
@@ -94,14 +95,19 @@ def held_up(folder: RunFolder, *, is_running: bool) -> HeldUp | None:
     if (waits := waiting_process(folder.whole)) is None:
         return None
     sentence = f"a run of this name waits for GPUs, in process {waits} (muster queue)"
-    if is_stopped(waits):
-        sentence += f"; {_stopped(waits)}"
+    if stopped := stopped_sentence(waits):
+        sentence += f"; {stopped}"
     return HeldUp("queued", sentence, waits)
 
 
 def held_up_now(folder: RunFolder, found: Status) -> HeldUp | None:
     """The same of a run that stands so; nothing keeps one that is done."""
     return None if found.state == "done" else held_up(folder, is_running=found.is_running)
+
+
+def stopped_sentence(pid: int) -> str:
+    """That this process is stopped, and how it goes on; "" where it is not."""
+    return _stopped(pid) if is_stopped(pid) else ""
 
 
 def _stopped(pid: str | int) -> str:

@@ -18,6 +18,7 @@ from muster.api.look.listing import (
     held_up_now,
     job_of,
     rejected_by,
+    stopped_sentence,
     word_of,
 )
 from muster.api.runs import Run, Status
@@ -106,8 +107,8 @@ def list_runs(argv: list[str]) -> int:
         known: dict[str, Any] = {} if held is None else {"held_up": held._asdict()}
         known |= {} if num_rejected is None else {"rejected": num_rejected}
         records.append({**asdict(found), "state": state, **known})
-        shown = state if held is None else f"{state}, {held.word}"
-        shown += f", {num_rejected:,} rejected" if num_rejected else ""
+        shown = f"{state}, {num_rejected:,} rejected" if num_rejected else str(state)
+        shown += "" if held is None else f", {held.word}"
         num_failed = found.counts["failed"]
         unit = "" if found.unit == "tasks" else found.unit
         amount = output.amount(found.num_done, found.num_total, unit)
@@ -121,7 +122,9 @@ def list_runs(argv: list[str]) -> int:
     for line in damaged:
         output.remark(line)
     for name, pid in waiting_below(flags.root):
-        output.remark(f"{name} has not begun: it waits for GPUs, in process {pid} (muster queue)")
+        stopped = stopped_sentence(pid) if pid else ""
+        waits = f"it waits for GPUs, in process {pid} (muster queue)"
+        output.remark(f"{name} has not begun: {waits}{stopped and f'; {stopped}'}")
     return 0
 
 
