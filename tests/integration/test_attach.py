@@ -88,8 +88,8 @@ def test_a_terminal_comes_and_goes_while_the_run_goes_on(place: Place) -> None:
 
 def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> None:
     (place.folder / "p.py").write_text(
-        "import sys\nfrom phases import reach\nprint('one', flush=True)\nreach('middle')\n"
-        "print('two', flush=True)\nsys.exit(3)\n"
+        "from phases import reach\nprint('one', flush=True)\nreach('middle')\n"
+        "print('two', flush=True)\nraise ValueError('no such label')\n"
     )
     place.detach("run --devices cpu:1 --run-dir run p.py")
     place.until((place.folder / "middle").exists)
@@ -107,13 +107,15 @@ def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> 
         assert watching["status"].stdout.readline() == "run: running\n"
         time.sleep(1.0)  # for the one that says nothing before something new comes
         place.go()
-        said = {name: one.communicate(timeout=240)[0] for name, one in watching.items()}
+        ends = {name: one.communicate(timeout=240) for name, one in watching.items()}
     finally:
         for one in watching.values():
             one.kill()
+    said = {name: end[0] for name, end in ends.items()}
     assert watching["attach"].returncode == 1
     assert said["attach"].endswith("[0] two\nrun: failed; see why: muster why run\n")
-    assert said["logs"] == "two\n" and watching["logs"].returncode == 0
+    assert ends["attach"][1].startswith("rank 0 of 1 failed: ValueError: no such label\n")
+    assert said["logs"].startswith("two\nTraceback") and watching["logs"].returncode == 0
     assert "run: failed\n" in said["status"] and watching["status"].returncode == 0
 
 

@@ -112,6 +112,8 @@ def test_poison_costs_only_itself_and_the_exit_code_says_so(
     for look in ("status", "errors"):  # they said that all was done, and that nothing had failed
         assert told in muster_main(look, name).stdout, look
     assert json.loads(muster_main("status", name, "--json").stdout)["rejected"] == 20
+    assert "  done, 20 rejected  " in muster_main("list").stdout
+    assert json.loads(muster_main("list", "--json").stdout)[0]["rejected"] == 20
 
 
 def test_records_that_raise_are_tried_again_when_that_is_asked_for(place: Path) -> None:

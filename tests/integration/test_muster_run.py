@@ -324,6 +324,44 @@ time.sleep(0.3)
     ]
 
 
+KILLED_ONCE = (
+    PLAIN
+    + """
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", restart)
+everybody(f"up{restart}")
+if restart == "0":
+    while not (here / "go").exists():
+        time.sleep(0.01)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.1)
+    raise RuntimeError("Connection closed by peer")
+"""
+)
+
+
+def test_the_killed_rank_is_told_first_however_late_the_launcher_hears(tmp_path: Path) -> None:
+    """As where its output is read slowly: by then the ranks may have started again."""
+    write(tmp_path, KILLED_ONCE)
+    flags = ["--devices", "cpu:2", "--max-restarts", "1", "--run-dir", "out"]
+    with started(tmp_path, *flags, "train.py") as process:
+        until(lambda: len(pids_in(tmp_path, "up0-*")) == 2)
+        process.send_signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        until(lambda: len(pids_in(tmp_path, "up1-*")) == 2)
+        process.send_signal(signal.SIGCONT)
+        shown, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert shown.splitlines() == ["[0] attempt 0", "[0] attempt 1"]
+    lines = told.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("rank 1 of 2 was killed"))
+    assert lines[first + 1 : first + 3] == [
+        "  attempt 0",
+        "rank 0 ended because of it (connection closed by peer)",
+    ]
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_lets_ranks_save_and_a_second_one_does_not(times: int, tmp_path: Path) -> None:

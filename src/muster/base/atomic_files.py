@@ -33,16 +33,24 @@ class Refusal(NamedTuple):
     reason: str = ""
 
 
-_MAKE_ROOM = "free space there or choose another place with --run-dir"
+#: What makes a disk take more; nothing does where the file system is read-only.
+_REMEDIES = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there",
+    errno.EFBIG: "raise the limit (ulimit -f)",
+}
+_OR_ANEW = "or start a new run elsewhere with --run-dir"
 #: For whoever meets one of them, and for whoever asks later what may have ended a run.
 DISK_REFUSALS = {
-    errno.ENOSPC: Refusal("The disk of {} is full", _MAKE_ROOM),
+    errno.ENOSPC: Refusal("The disk of {} is full", f"{_REMEDIES[errno.ENOSPC]}, {_OR_ANEW}"),
     errno.EDQUOT: Refusal(
-        "Your quota on the disk of {} is used up", _MAKE_ROOM, "your quota there is used up; "
+        "Your quota on the disk of {} is used up",
+        f"{_REMEDIES[errno.EDQUOT]}, {_OR_ANEW}",
+        "your quota there is used up; ",
     ),
     errno.EFBIG: Refusal(
         "A file in {} may not grow any more",
-        "raise the limit (ulimit -f), or choose another place with --run-dir",
+        f"{_REMEDIES[errno.EFBIG]}, {_OR_ANEW}",
         "files there may not become as large; ",
     ),
     errno.EROFS: Refusal(
@@ -90,6 +98,24 @@ def sweep(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
+
+
+#: The same of any file.
+_LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+
+def sweep_idle(folder: Path, now_s: float, idle_s: float = 3600.0) -> None:
+    """Remove what killed `replacing`s of any files in ``folder`` have left.
+
+    Some of them may belong to a writer that lives, here or on another host. So only those go that
+    nobody has written to for ``idle_s`` seconds, at ``now_s`` by the clock of their file system.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _LEFT.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            if now_s - entry.stat(follow_symlinks=False).st_mtime > idle_s:
+                Path(entry).unlink()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -191,15 +217,24 @@ def _largest_file() -> float:
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
-def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
-    """A SetupError that says what to do about a failed write."""
-    hint = "choose another place with --run-dir."
-    if (refusal := DISK_REFUSALS.get(error.errno or 0)) is not None:
-        again = "." if error.errno == errno.EROFS else f"; {_AGAIN}"
-        hint = f"{refusal.reason}{refusal.hint}{again}"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        hint = f"you may not write there; {_ELSEWHERE}."
-    return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=hint)
+def explain_os_error(
+    error: OSError, doing: str, path: Path, *, other: str | None = None
+) -> SetupError:
+    """A SetupError that says what to do about a failed write.
+
+    ``other``: how another place is chosen where ``path`` is no part of a run.
+    """
+    refusal = DISK_REFUSALS.get(error.errno or 0)
+    is_forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    reason = refusal.reason if refusal else "you may not write there; " if is_forbidden else ""
+    if other is not None:
+        remedy = _REMEDIES.get(error.errno or 0)
+        hint = f"{remedy}, or {other}." if remedy else f"{other}."
+    elif refusal is not None:
+        hint = refusal.hint + ("." if error.errno == errno.EROFS else f"; {_AGAIN}")
+    else:
+        hint = f"{_ELSEWHERE}." if is_forbidden else "choose another place with --run-dir."
+    return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=reason + hint)
 
 
 def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:

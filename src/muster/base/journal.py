@@ -63,8 +63,8 @@ _CHUNK = 1 << 20
 class Tail:
     """New lines of one file, from ``start`` or else from where it ended when this was made.
 
-    ``hidden_from``: the byte from which on nothing is to be heard, None for no limit. It is asked
-    after every read, so it must be known before that byte is written.
+    ``hidden_from``: the byte from which on nothing is to be heard for now, None for no limit. It is
+    asked after every read, so it must be known before that byte is written.
     """
 
     def __init__(
@@ -83,9 +83,11 @@ class Tail:
         self._position = size if start is None else start
         self.start = self._position
 
-    def read(self, *, is_last: bool = False) -> None:
-        """Hand on the whole lines since the last call; ``is_last``: also one without an end."""
-        while data := self._new():
+    def read(self, *, is_last: bool = False, until: int | None = None) -> None:
+        """Hand on the whole lines since the last call; ``is_last``: also one without an end;
+        ``until``: those before this byte, whatever is hidden.
+        """
+        while data := self._new(until):
             if b"\n" not in data:
                 self._keep(data)
                 continue
@@ -107,19 +109,19 @@ class Tail:
             self._rest, data = [], data[max(0, seen_from) :]
         self._rest.append(data)
 
-    def skip_to(self, position: int) -> None:
-        """Hear what is left before ``position``, then go on from there."""
-        self.read(is_last=True)
+    def skip_to(self, position: int, hidden_from: int | None = None) -> None:
+        """Hear what is left before ``hidden_from`` or else ``position``, then go on from there."""
+        self.read(is_last=True, until=position if hidden_from is None else hidden_from)
         self._position = self.start = position
 
-    def _new(self) -> bytes:
+    def _new(self, until: int | None) -> bytes:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
                 data = file.read(_CHUNK)
         except OSError:  # not written yet
             return b""
-        limit = self._hidden_from() if data else None
+        limit = self._hidden_from() if data and until is None else until
         if limit is not None:
             data = data[: max(0, limit - self._position)]
         self._position += len(data)

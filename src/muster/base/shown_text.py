@@ -26,6 +26,8 @@ _SEQUENCE = re.compile(
 )
 #: C0 and C1 controls, what turns the direction of writing, line separators, lone surrogates.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Bytes of a name that Python could not read, such as UTF-8 where it takes all for ASCII (LANG=C).
+_UNREAD = re.compile(r"[\udc80-\udcff]+")
 _MOST_CHARS = 500
 
 
@@ -88,6 +90,7 @@ def clean_text(text: str, *, colours: bool = False) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not _UNSEEN.search(text):
         return text
+    text = with_names_read(text)
     if not colours:
         return _UNSEEN.sub(_written_out, _SEQUENCE.sub("", text))
     parts: list[str] = []
@@ -100,6 +103,22 @@ def clean_text(text: str, *, colours: bool = False) -> str:
             is_coloured = True
     parts.append(_UNSEEN.sub(_written_out, text[start:]))
     return "".join(parts) + (_COLOUR_OFF if is_coloured else "")
+
+
+def with_names_read(text: str) -> str:
+    """``text`` with the bytes of names that are UTF-8 as the signs that they mean.
+
+    >>> with_names_read("l\\udcc3\\udca4uf \\udcff")
+    'läuf \\udcff'
+    """
+    return _UNREAD.sub(_read, text)
+
+
+def _read(found: re.Match[str]) -> str:
+    try:
+        return found[0].encode("ascii", "surrogateescape").decode()
+    except UnicodeDecodeError:
+        return found[0]
 
 
 def one_line(text: str, most: int = _MOST_CHARS) -> str:

@@ -74,8 +74,14 @@ def say_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity as strings, so that it is JSON."""
     import json
 
-    text = json.dumps(_json_safe(value), indent=2, ensure_ascii=False)
-    _print(json_text(text), _documents[-1] if _documents else sys.stdout)
+    stream = _documents[-1] if _documents else sys.stdout
+    safe = _json_safe(value)
+    text = json_text(json.dumps(safe, indent=2, ensure_ascii=False))
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:  # written out in another way than JSON's, it would not be JSON
+        text = json.dumps(safe, indent=2)
+    _print(text, stream)
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from muster.base.errors import EXIT_SOME_FAILED, MusterError
+from muster.base.shown_text import with_names_read
 
 
 class OutputLost(MusterError):
@@ -62,12 +63,21 @@ class _Steady:
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(text)
-        except UnicodeEncodeError:
-            self._stream.write(plainly(text, self._stream.encoding))
+            self._stream.write(self._fit(text))
         except OSError as error:
             self._give_up(error)
         return len(text)
+
+    def _fit(self, text: str) -> str:
+        """``text`` as the stream can write it: standard error would write our own signs out."""
+        encoding, errors = self._stream.encoding, self._stream.errors
+        if encoding is None or text.isascii():
+            return text
+        try:
+            text.encode(encoding, "strict" if errors == "backslashreplace" else errors or "strict")
+        except UnicodeEncodeError:
+            return plainly(text, encoding)
+        return text
 
     def write_raw(self, data: bytes) -> None:
         """Bytes as they are; they come after what was written before, and are there at once."""
@@ -107,7 +117,7 @@ def plainly(text: str, encoding: str) -> str:
     >>> plainly("1.5 ± 0.2 s · é", "ascii")
     '1.5 +- 0.2 s - \\\\xe9'
     """
-    known = "".join(_PLAIN_SIGNS.get(sign, sign) for sign in text)
+    known = "".join(_PLAIN_SIGNS.get(sign, sign) for sign in with_names_read(text))
     return known.encode(encoding, "backslashreplace").decode(encoding)
 
 

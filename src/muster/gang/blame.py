@@ -48,12 +48,16 @@ _GAVE_UP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """The exception that ended a rank, as it wrote it down; ``frames`` are its text lines."""
+    """The exception that ended a rank, as it wrote it down; ``frames`` are its text lines.
+
+    ``log_start``: the byte of its log where it begins to print it; None where it has none.
+    """
 
     type: str
     message: str
     frames: tuple[str, ...]
     time_s: float
+    log_start: int | None = None
 
     @property
     def text(self) -> str:
@@ -230,12 +234,22 @@ def _signal_name(number: int) -> str:
 def read_rank_error(path: Path) -> RankError | None:
     """What a rank has written down about its end; None where it could not."""
     try:
-        record: Mapping[str, Any] = read_json(path, "error record")
+        return rank_error_of(read_json(path, "error record"))
+    except MusterError:
+        return None
+
+
+def rank_error_of(record: Mapping[str, Any] | None) -> RankError | None:
+    """What such a record says; None where it is none."""
+    if record is None:
+        return None
+    try:
         return RankError(
             type=str(record["type"]),
             message=str(record["message"]),
             frames=tuple(map(str, record["frames"])),
             time_s=float(record["time_s"]),
+            log_start=start if isinstance(start := record.get("log_start"), int) else None,
         )
-    except (MusterError, LookupError, TypeError, ValueError, OverflowError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None

@@ -24,14 +24,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from muster.base import processes
-from muster.base.codec import read_json
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_REQUEUE,
     EXIT_SETUP,
     EXIT_SOME_FAILED,
-    MusterError,
 )
 from muster.base.journal import EVENTS, Tail, last_lines
 from muster.base.signals import WARNING, Requests, listening, stop_code, stopped_by
@@ -39,6 +37,7 @@ from muster.gang.blame import (
     RankEnd,
     find_culprit,
     raised_while_stopping,
+    rank_error_of,
     read_rank_error,
     report,
 )
@@ -136,6 +135,7 @@ class _Launch:
         self._kill_at_s: float | None = None
         self._done: dict[str, Any] = {}
         self._rest = b""
+        self._news: selectors.BaseSelector | None = None
         self._checkpoint = self._newest_checkpoint()
         for local_rank in range(spec.num_ranks):
             self._follow(spec.first_rank + local_rank)
@@ -149,7 +149,7 @@ class _Launch:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(self._spec.to_line())
             process.stdin.flush()
-        selector = selectors.DefaultSelector()
+        self._news = selector = selectors.DefaultSelector()
         selector.register(process.stdout, selectors.EVENT_READ)
         is_open = True
         while is_open and not self._done:  # after that the supervisor has nothing left to do
@@ -166,6 +166,7 @@ class _Launch:
             if process.poll() is not None and not selector.select(0):
                 break
         selector.close()
+        self._news = None
         broken = self._why_supervisor_ended() if not self._done and not self._stopped_by else ""
         self._handle.close()
         for tail in self._tails.values():
@@ -200,9 +201,11 @@ class _Launch:
                 self._stall = event["text"]
             case "failed":
                 self._note_new_ranks()
-                self._note_failure(event["ends"])
-                for end in event["ends"]:
-                    self._tails[end["rank"]].skip_to(end["log_size"])
+                ends = [self._end_of(end) for end in event["ends"]]
+                self._note_failure(ends)
+                for end, told in zip(ends, event["ends"], strict=True):
+                    hidden_from = end.error.log_start if end.error else None
+                    self._tails[end.rank].skip_to(told["log_size"], hidden_from)
                 if event["restarts_left"] > 0 and not self._stopped_by:
                     for line in self._report or self._stall_report():
                         self._watcher.say(line)
@@ -212,7 +215,7 @@ class _Launch:
     def _follow(self, rank: int) -> None:
         if rank not in self._tails:
             path, hear = self._spec.folder.rank_log(rank), partial(self._watcher.hear, rank)
-            self._tails[rank] = Tail(path, hear, lambda: self._traceback_start(rank))
+            self._tails[rank] = Tail(path, hear, lambda: self._hidden_from(rank))
 
     def _note_new_ranks(self) -> None:
         """From here on the ranks of before have nothing to say."""
@@ -225,10 +228,16 @@ class _Launch:
             return found.st_ino, found.st_mtime_ns
         return 0, 0
 
-    def _traceback_start(self, rank: int) -> int | None:
-        record = self._error_record(rank)
-        start = None if record is None else record.get("log_start")
-        return start if isinstance(start, int) else None
+    def _hidden_from(self, rank: int) -> int | None:
+        """Where the traceback of a rank begins, which the report shows, and of the culprit only.
+
+        An event that is still to be heard may be that it has failed, and its record is gone once it
+        starts again: then nothing is shown before that is heard.
+        """
+        error = read_rank_error(self._spec.folder.rank_error(rank))
+        if self._news is not None and self._news.select(0):
+            return 0
+        return error.log_start if error is not None else None
 
     def _tell_of_checkpoint(self) -> None:
         """Log a checkpoint that the ranks have written."""
@@ -287,19 +296,20 @@ class _Launch:
         processes.send_signal(self._handle.process.pid, signal.SIGTERM)
         self._kill_at_s = time.monotonic() + self._spec.grace_s + _SUPERVISOR_S
 
-    def _note_failure(self, ends: list[dict[str, Any]]) -> None:
-        folder = self._spec.folder
-        full = [
-            RankEnd(
-                rank=end["rank"],
-                code=-processes.KILL if end["code"] is None else end["code"],
-                time_s=end["time_s"],
-                was_stopped=end["was_stopped"],
-                error=read_rank_error(folder.rank_error(end["rank"])),
-                tail=self._tail_of(end["rank"]),
-            )
-            for end in ends
-        ]
+    def _end_of(self, told: dict[str, Any]) -> RankEnd:
+        """How a rank ended, from what the supervisor tells: it may have started the next by now."""
+        rank, size = told["rank"], told["log_size"]
+        start, log = self._tails[rank].start, self._spec.folder.rank_log(rank)
+        return RankEnd(
+            rank=rank,
+            code=-processes.KILL if told["code"] is None else told["code"],
+            time_s=told["time_s"],
+            was_stopped=told["was_stopped"],
+            error=rank_error_of(told["error"]),
+            tail=last_lines(log, _TAIL_LINES, start=start, end=size),
+        )
+
+    def _note_failure(self, full: list[RankEnd]) -> None:
         if self._stopped_by:
             full = raised_while_stopping(full)
         culprit = find_culprit(full)
@@ -310,21 +320,9 @@ class _Launch:
         self._report = report(
             full,
             world_size=self._world_size,
-            log=folder.rank_log(culprit.rank),
+            log=self._spec.folder.rank_log(culprit.rank),
             num_oom_kills=ooms,
         )
-
-    def _error_record(self, rank: int) -> dict[str, Any] | None:
-        path = self._spec.folder.rank_error(rank)
-        try:
-            record = read_json(path, "error record")
-        except MusterError:
-            return None
-        return record if isinstance(record, dict) else None
-
-    def _tail_of(self, rank: int) -> tuple[str, ...]:
-        start = self._tails[rank].start if rank in self._tails else 0
-        return last_lines(self._spec.folder.rank_log(rank), _TAIL_LINES, start=start)
 
     def _why_supervisor_ended(self) -> str:
         """Why the supervisor has ended without saying how it went."""

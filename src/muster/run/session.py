@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base import cells
-from muster.base.atomic_files import explain_os_error
+from muster.base.atomic_files import explain_os_error, sweep_idle
 from muster.base.clock import SystemClock
 from muster.base.errors import (
     EXIT_INTERRUPTED,
@@ -349,6 +349,19 @@ def _renew(folder: RunFolder, renew: Renew) -> None:
     cells.place(folder.path)
     if record != before:
         write_run(folder, record)
+    if before is not None:
+        _sweep(folder, record)
+
+
+def _sweep(folder: RunFolder, record: RunRecord) -> None:
+    """Remove what killed starts have left beside their files. Ranks, other hosts and commands that
+    take no lock may be writing some of them now.
+    """
+    with suppress(OSError):
+        now_s = folder.lock.with_suffix(".pid").stat().st_mtime  # written with the lock
+        sweep_idle(folder.path, now_s)
+        if record.is_gang:  # a sweep may have a checkpoint for each task, and none beside it
+            sweep_idle(folder.checkpoints, now_s)
 
 
 def _code_of(error: BaseException) -> int:

@@ -29,7 +29,7 @@ from torch.distributed.elastic.agent.server.api import (
 from muster.base.metric_log import METRICS_FILE, mark_start
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
-from muster.gang.blame import RankEnd, consequence, read_rank_error
+from muster.gang.blame import MAX_LINES, RankEnd, consequence, read_rank_error
 from muster.gang.spec import Entry, GangSpec
 from muster.gang.topology import SLOT
 from muster.run.folder import RunFolder
@@ -262,6 +262,13 @@ class Supervisor(SimpleElasticAgent):
             return True
         return self._spec.num_nodes > 1 and all(map(self._is_consequence, failed))
 
+    def _error_of(self, rank: _Rank) -> dict[str, Any] | None:
+        """What it has raised, as much of it as a report has room for."""
+        error = read_rank_error(self._spec.folder.rank_error(rank.rank))
+        if error is None:
+            return None
+        return dataclasses.asdict(dataclasses.replace(error, frames=error.frames[-MAX_LINES:]))
+
     def _was_leaving(self, rank: _Rank) -> bool:
         """Whether an exception had ended its program before it was asked to end: to leave takes
         some time, and the others may have noticed and failed meanwhile.
@@ -314,6 +321,8 @@ class Supervisor(SimpleElasticAgent):
             self._watchdog = None
 
     def _tell_failure(self) -> None:
+        # With what each has raised: the records are gone once the ranks start again, and the
+        # launcher may hear of it later, while whoever reads its output is slow.
         ends = [
             {
                 "rank": rank.rank,
@@ -321,6 +330,7 @@ class Supervisor(SimpleElasticAgent):
                 "time_s": rank.ended_s,
                 "was_stopped": rank.was_stopped,
                 "log_size": self._spec.folder.rank_log(rank.rank).stat().st_size,
+                "error": self._error_of(rank),
             }
             for rank in self._ranks
         ]

@@ -14,6 +14,8 @@ from types import MappingProxyType
 import pytest
 from tests.conftest import MusterCli
 
+from muster.api.gangs.program import check_script, code_of_script
+from muster.api.gangs.work import GangWork, Script
 from muster.api.start.code_watch import CodeWatch
 from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions, SweepOptions
@@ -22,6 +24,7 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.task import NewTask, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, new_record, write_run
+from muster.run.session import open_run
 
 OLD, NEW = MappingProxyType({"a.py": "1"}), {"a.py": "2"}
 
@@ -151,3 +154,55 @@ def test_a_sweep_whose_code_changes_says_that_both_may_be_in_its_table(
     assert "for results of one code alone, begin anew with --restart" in done.stderr
     assert "put it back" not in done.stderr, "it has ended"
     assert "t.py changed while the run was at work." in muster_main("why", "r").stdout
+
+
+#: What a folder ran before, what it is to run now, and what is told of it.
+WORDS: dict[str, tuple[Script, Script, str]] = {
+    "the same": (Script(path="a.py"), Script(path="a.py"), ""),
+    "arguments": (
+        Script(path="a.py", args=("one",)),
+        Script(path="a.py", args=("--token", "abc", "a b")),
+        "r has run `a.py one` before and runs `a.py --token … 'a b'` now: its logs hold both.",
+    ),
+    "another program without code": (
+        Script(path="echo", is_python=False),
+        Script(path="true", is_python=False),
+        "r has run `echo` before and runs `true` now: its logs hold both.",
+    ),
+    "another script": (
+        Script(path="a.py", args=("one",)),
+        Script(path="b.py"),
+        "r was made for another program: a.py one -> b.py.\nThe code has changed",
+    ),
+    "another module": (
+        Script(path="a.py"),
+        Script(path="b", is_module=True),
+        "r was made for another program: a.py -> -m b.\nThe code has changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_other_words_in_the_folder_of_a_program_are_told(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other arguments may be how a program goes on from what it has saved; of another one the
+    output would be mixed with that of the first."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("1")
+    Path("b.py").write_text("2")
+    before, now, told = WORDS[case]
+    folder = RunFolder(Path("r"))
+    work = GangWork(folder=folder, program=before, code=code_of_script(before))
+    with open_run(folder, work.renewal(GangOptions(), ())):
+        assert check_script(folder, now, GangOptions()) == ""  # nothing has printed anything yet
+        _rank_printed(folder)
+    assert check_script(folder, now, GangOptions(restart=True)) == ""
+    if "\n" in told:
+        with pytest.raises(PlanMismatchError) as refused:
+            check_script(folder, now, GangOptions())
+        assert str(refused.value).startswith(told)
+        told = check_script(folder, now, GangOptions(allow_changed_code=True))
+        assert told.startswith("r has run `a.py")
+    else:
+        assert check_script(folder, now, GangOptions()) == told

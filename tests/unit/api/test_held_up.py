@@ -166,14 +166,19 @@ def test_what_holds_a_run_up_is_told_wherever_one_looks(
     assert muster_main("wait", str(folder.path)).returncode == 1
 
 
-@pytest.mark.parametrize("command", ["status", "why", "attach", "wait", "logs", "monitor"])
+@pytest.mark.parametrize(
+    "command",
+    ["status", "why", "attach", "wait", "logs", "monitor", "errors", "cancel", "report", "metrics",
+     "export", "best", "resume", "retry"],
+)  # fmt: skip
 def test_a_first_start_that_waits_is_no_unknown_run(
     command: str, tmp_path: Path, leases: Path, muster_main: MusterCli
 ) -> None:
     with queued(leases, tmp_path / "runs" / "later", 4711):
         for name in ("later", "runs/later"):
-            refused = muster_main(command, name)
+            refused = muster_main(command, name, *["--to", "x.csv"] * (command == "export"))
             assert refused.returncode == 2
+            assert "to take it out of the queue: kill 4711" in refused.stderr
             waits = "has not begun: a run of this name waits for GPUs, in process 4711."
             assert f"{name} {waits}" in refused.stderr
 
@@ -194,6 +199,18 @@ def test_the_list_names_first_starts_that_wait(
     assert listed.stderr.splitlines() == lines
     assert muster_main("list").stderr == ""
     assert "in process 4713" in two.stderr and "waits" not in one.stderr
+
+
+def test_a_first_start_whose_process_is_stopped_is_told_so(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    """It would stay in the queue for ever, and not hear that it shall end."""
+    other.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+    stopped = f"its process is stopped (Ctrl-Z); to let it go on: kill -CONT {other.pid}\n"
+    with queued(leases, tmp_path / "runs" / "later", other.pid):
+        for words in (("status", "later"), ("why", "later"), ("list",)):
+            assert stopped in muster_main(*words).stderr, words
 
 
 def test_a_run_of_the_same_name_elsewhere_holds_up_nobody(

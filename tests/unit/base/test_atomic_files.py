@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.atomic_files import replacing, sync_tree, write_atomic, write_pieces
+from muster.base.atomic_files import (
+    replacing,
+    sweep_idle,
+    sync_tree,
+    write_atomic,
+    write_pieces,
+)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
@@ -75,3 +81,23 @@ def test_pieces_follow_each_other_also_where_the_system_takes_less(
     write_pieces(handle, pieces)
     os.close(handle)
     assert (tmp_path / "a").read_bytes() == b"".join(pieces)
+
+
+def test_what_killed_writers_left_goes_and_what_may_be_written_stays(tmp_path: Path) -> None:
+    kept = {
+        ".run.json.0123abcd.tmp": 10.0,  # perhaps of a writer that lives
+        ".run.json.0123abcd": 1e5,
+        "run.json.0123abcd.tmp": 1e5,
+        ".run.json.0123abcx.tmp": 1e5,
+        ".results.csv.0123abcd.folder": 1e5,
+    }
+    gone = {".run.json.89ef0123.tmp": 1e5, ".latest.json.0123abcd.tmp": 1e5}
+    now_s = 1_790_000_000.0
+    for name, age_s in (kept | gone).items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (now_s, now_s - age_s))
+    (tmp_path / ".folder.0123abcd.tmp").mkdir()
+    os.utime(tmp_path / ".folder.0123abcd.tmp", (now_s, now_s - 1e5))
+    sweep_idle(tmp_path, now_s)
+    assert set(os.listdir(tmp_path)) == {*kept, ".folder.0123abcd.tmp"}
+    sweep_idle(tmp_path / "nowhere", now_s)

@@ -77,6 +77,10 @@ def test_what_a_disk_refuses_is_said_alike_when_it_happens_and_when_it_is_asked_
     assert told.startswith(f"{begin}{found.reason}{found.hint}") and told.endswith(".")
     verb = found.hint.split()[0]
     assert verb in ("free", "raise", "start"), "what is so is said before what to do"
+    error = OSError(number, os.strerror(number))
+    beside = str(explain_os_error(error, "write", tmp_path, other="choose another --output"))
+    assert beside.startswith(f"{begin}{found.reason}") and "--run-dir" not in beside
+    assert beside.endswith("choose another --output.")
 
 
 def test_a_limit_on_the_size_of_files_is_a_refusal(tmp_path: Path) -> None:

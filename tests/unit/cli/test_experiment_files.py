@@ -357,6 +357,20 @@ def test_init(work: Path, muster_main: MusterCli) -> None:
     assert both.returncode == 2 and "give one of them" in both.stderr
 
 
+def test_a_file_that_cannot_be_written_leaves_none(work: Path, muster_main: MusterCli) -> None:
+    """A torn one would be in the way of the next try."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = ("--kind", "run", "--target", "work.py", "--args", "x" * 10_000)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        done = muster_main("init", "a.toml", *words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.returncode == 3 and "limit (ulimit -f), or name another file." in done.stderr
+    assert not (work / "a.toml").exists()
+
+
 def test_a_folder_that_is_not_there(work: Path, muster_main: MusterCli) -> None:
     (work / "sub").mkdir()
     (work / "sub" / "e.toml").write_text('folder = "nowhere"\ncommand = "sweep"\ntarget = "a.py:f"')

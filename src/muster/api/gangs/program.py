@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from muster.api.start.earlier_work import check_code
 from muster.api.start.options import GangOptions
 from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
-from muster.base.errors import SetupError, TargetError, nearest
+from muster.base.errors import PlanMismatchError, SetupError, TargetError, nearest
 from muster.base.modules import Finder, Found, is_installed, read_source
-from muster.base.shown_text import shell_word
+from muster.base.shown_text import command_line, shell_word
 from muster.gang.handle import SupervisorHandle
 from muster.run.folder import RunFolder, default_root, folder_for, name_with_hash
 from muster.run.record import plain_options, read_run
@@ -56,8 +57,9 @@ def run_script(
     nowhere = GangWork(folder=RunFolder(place or default_root()), program=script)
     if options.hosts is None:
         plan_gang(nowhere, options)  # refuse before a folder is made
-    if place is not None:
-        check_script(RunFolder(place), script, options)
+    note = check_script(RunFolder(place), script, options) if place is not None else ""
+    if note and not options.node_rank:  # nodes may share the folder
+        audience.warn(note)
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
     work = GangWork(folder=folder, program=script, code=code_of_script(script))
     try:
@@ -76,10 +78,34 @@ def code_of_script(script: Script) -> Code:
     return code_of_command(["python", *["-m"] * script.is_module, script.path, *script.args])
 
 
-def check_script(folder: RunFolder, script: Script, options: GangOptions) -> None:
-    """Raise PlanMismatchError where this folder holds a run of the program with other code."""
-    if not options.restart and folder.exists() and read_run(folder).is_program:
+def check_script(folder: RunFolder, script: Script, options: GangOptions) -> str:
+    """Raise PlanMismatchError where this folder holds a run of the program with other code.
+
+    Returns what to tell where it has run other words before, else "". That is no mistake: how a
+    program is told to go on from what it has saved is its own affair.
+    """
+    if options.restart or not folder.exists() or not (stored := read_run(folder)).is_program:
+        return ""
+    before, after = _words(stored.spec.get("program")), _words(dataclasses.asdict(script))
+    is_other = before != after and any(folder.logs.glob("rank-*.log"))
+    try:
         check_code(folder, code_of_script(script), may_change=options.allow_changed_code)
+    except PlanMismatchError as error:
+        if not is_other:
+            raise
+        said = f"{folder.path} was made for another program: {before} -> {after}."
+        raise PlanMismatchError(f"{said}\n{error}") from None
+    if not is_other:
+        return ""
+    return f"{folder.path} has run `{before}` before and runs `{after}` now: its logs hold both."
+
+
+def _words(program: Any) -> str:
+    """What the record of a program was typed as, behind Muster's own flags."""
+    if not isinstance(program, dict):
+        return ""
+    module = ["-m"] if program.get("is_module") else []
+    return command_line([*module, str(program.get("path")), *map(str, program.get("args") or ())])
 
 
 def folder_for_job(script: Script, options: GangOptions) -> RunFolder:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
 from muster.api.start.queued_starts import waiting_process
+from muster.base.codec import read_object
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.processes import is_stopped
 from muster.base.shown_text import shell_word
@@ -71,7 +72,8 @@ def find_run(text: str) -> Run:
         if (pid := waiting_process(path)) is not None:
             raise UsageError(
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
-                hint=f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
+                hint=stopped_sentence(pid)
+                or f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
             )
     where = "Others are named by their folder; muster list --root DIR shows those in it."
     if (root := Path(text)).is_dir() and find_runs(root):
@@ -102,14 +104,19 @@ def held_up(folder: RunFolder, *, is_running: bool) -> HeldUp | None:
     if (waits := waiting_process(folder.whole)) is None:
         return None
     sentence = f"a run of this name waits for GPUs, in process {waits} (muster queue)"
-    if is_stopped(waits):
-        sentence += f"; {_stopped(waits)}"
+    if stopped := stopped_sentence(waits):
+        sentence += f"; {stopped}"
     return HeldUp("queued", sentence, waits)
 
 
 def held_up_now(folder: RunFolder, found: Status) -> HeldUp | None:
     """The same of a run that stands so; nothing keeps one that is done."""
     return None if found.state == "done" else held_up(folder, is_running=found.is_running)
+
+
+def stopped_sentence(pid: int) -> str:
+    """That this process is stopped, and how it goes on; "" where it is not."""
+    return _stopped(pid) if is_stopped(pid) else ""
 
 
 def _stopped(pid: str | int) -> str:
@@ -165,3 +172,19 @@ def word_of(
     return state_of_array(
         found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
     )
+
+
+def rejected_by(run: Run) -> int | None:
+    """How many records a map has rejected, by all of its stages: it ends with 1 then, though no
+    attempt has failed. None of a run of another kind.
+    """
+    if not run.stored.is_map:
+        return None
+    from muster.api.maps.publish import tally
+    from muster.api.report.map import stage_folders
+
+    def of(stage: RunFolder) -> int:
+        known = read_object(stage.published_json).get("rejected")  # else each chunk is asked
+        return known if isinstance(known, int) else tally(stage).num_rejected
+
+    return sum(map(of, stage_folders(run.folder)))

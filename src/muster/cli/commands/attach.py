@@ -46,9 +46,10 @@ from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.gang import GangShownFlags, TrainScreen, gang_audience
 from muster.cli.parse import RunPlace, parse
 from muster.farm.view import view_of
+from muster.gang.blame import read_rank_error
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
-from muster.run.state import live_picture
+from muster.run.state import last_report, live_picture
 
 _TURN_S = 0.2
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
@@ -96,6 +97,8 @@ def main(argv: list[str]) -> int:
     if has_left:
         output.remark(f"{run.folder.whole} goes on.")
         return EXIT_OK
+    for line in last_report(run.folder):
+        output.remark(line)
     end = end_of(run)
     output.say(end.sentence)
     return end.exit_code
@@ -151,7 +154,9 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
 
 
 class _Ranks:
-    """The logs of ranks, from where they end now, also of ranks that come."""
+    """The logs of ranks, from where they end now, also of ranks that come; without the tracebacks
+    that end them, of which the report shows the culprit's.
+    """
 
     def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
         self._folder = folder
@@ -163,7 +168,12 @@ class _Ranks:
         for path in self._folder.logs.glob("rank-*.log"):
             found = _RANK_LOG.fullmatch(path.name)
             if found is not None and (rank := int(found[1])) not in self._tails:
-                self._tails[rank] = Tail(path, partial(self._hear, rank), start=start)
+                hear, hidden_from = partial(self._hear, rank), partial(self._traceback_start, rank)
+                self._tails[rank] = Tail(path, hear, hidden_from, start=start)
+
+    def _traceback_start(self, rank: int) -> int | None:
+        error = read_rank_error(self._folder.rank_error(rank))
+        return error.log_start if error is not None else None
 
     def read(self, is_last: bool) -> None:
         self._look(start=0)

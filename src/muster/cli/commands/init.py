@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -93,7 +94,10 @@ def _write(path: Path, text: str) -> None:
         path.unlink()
         raise UsageError(f"{path}: a word of the command is not UTF-8, as TOML must be.") from None
     except OSError as error:
-        raise explain_os_error(error, "write", path) from error
+        if not isinstance(error, FileExistsError):
+            with suppress(OSError):
+                path.unlink()
+        raise explain_os_error(error, "write", path, other="name another file") from error
 
 
 def _of_run(run: Run, file: Path) -> str:

@@ -17,6 +17,8 @@ from muster.api.look.listing import (
     find_runs,
     held_up_now,
     job_of,
+    rejected_by,
+    stopped_sentence,
     word_of,
 )
 from muster.api.runs import Run, Status
@@ -92,6 +94,7 @@ def list_runs(argv: list[str]) -> int:
         try:
             found, created = run.status(), iso_utc(run.stored.created_s)
             array = array_of(run, asks_slurm=False)  # once for each run would take long
+            num_rejected = None if found.is_running else rejected_by(run)
         except MusterError as error:
             # One run that cannot be read does not hide the others.
             damaged.append(f"{run.folder.name}: {str(error).splitlines()[0]}")
@@ -102,9 +105,11 @@ def list_runs(argv: list[str]) -> int:
             )  # fmt: skip
             continue
         state, held = word_of(found, array), held_up_now(run.folder, found)
-        known = {} if held is None else {"held_up": held._asdict()}
+        known: dict[str, Any] = {} if held is None else {"held_up": held._asdict()}
+        known |= {} if num_rejected is None else {"rejected": num_rejected}
         records.append({**asdict(found), "state": state, **known})
-        shown = state if held is None else f"{state}, {held.word}"
+        shown = f"{state}, {num_rejected:,} rejected" if num_rejected else str(state)
+        shown += "" if held is None else f", {held.word}"
         num_failed = found.counts["failed"]
         unit = "" if found.unit == "tasks" else found.unit
         amount = output.amount(found.num_done, found.num_total, unit)
@@ -118,7 +123,9 @@ def list_runs(argv: list[str]) -> int:
     for line in damaged:
         output.remark(line)
     for name, pid in waiting_below(flags.root):
-        output.remark(f"{name} has not begun: it waits for GPUs, in process {pid} (muster queue)")
+        stopped = stopped_sentence(pid) if pid else ""
+        waits = f"it waits for GPUs, in process {pid} (muster queue)"
+        output.remark(f"{name} has not begun: {waits}{stopped and f'; {stopped}'}")
     return 0
 
 
@@ -183,8 +190,8 @@ def _show_status(run: Run, say: Callable[[str], None], *, as_json: bool) -> int:
         known: dict[str, Any] = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
         known |= {} if held is None else {"held_up": held._asdict()}
-        if run.stored.is_map and not found.is_running:
-            known["rejected"] = _num_rejected(run)
+        if not found.is_running and (num := rejected_by(run)) is not None:
+            known["rejected"] = num
         record = {**asdict(found), "state": state, **known, **_search_json(run)}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
@@ -240,19 +247,8 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
     return lines
 
 
-def _num_rejected(run: Run) -> int:
-    """How many records a map has rejected, by all of its stages: it ends with 1 then, though no
-    attempt has failed."""
-    if not run.stored.is_map:
-        return 0
-    from muster.api.maps.publish import tally
-    from muster.api.report.map import stage_folders
-
-    return sum(tally(each).num_rejected for each in stage_folders(run.folder))
-
-
 def _rejected_lines(run: Run) -> list[str]:
-    if not (num := _num_rejected(run)):
+    if not (num := rejected_by(run)):
         return []
     return [f"{count(num, 'record')} rejected; see why: muster why {shell_word(run.path)}"]
 

@@ -173,7 +173,9 @@ def slurm_script(argv: list[str]) -> int:
         place = job.make_ready()
         write_atomic(target, text.encode())
     except OSError as error:
-        raise explain_os_error(error, "write the script", target) from error
+        raise explain_os_error(
+            error, "write the script", target, other="choose another --output"
+        ) from error
     output.remark(f"{target}: send it with `sbatch {target}`; it prints to {place}")
     return EXIT_OK
 

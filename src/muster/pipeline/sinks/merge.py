@@ -289,7 +289,7 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         found = disk_error(error)
         if found is None or error.errno == errno.EROFS:
-            raise explain_os_error(error, "write", path) from error
+            raise explain_os_error(error, "write", path, other="choose another --output") from error
         is_limit, reason = found.errno == errno.EFBIG, DISK_REFUSALS[found.errno or 0].reason
         remedy = "raise the limit (ulimit -f)" if is_limit else "free space there"
         raise SetupError(
