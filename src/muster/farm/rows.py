@@ -5,7 +5,7 @@ what muster says about it. ``table`` makes columns of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +92,7 @@ def rows(folder: RunFolder) -> Iterator[Row]:
             yield params, metrics, dict(zip(names, values, strict=True))
 
 
-def blocks(folder: RunFolder) -> Iterator[Block]:
+def blocks(folder: RunFolder) -> Generator[Block, None, None]:
     """Every task in the order of the plan, some at a time: column by column it takes a fifth of
     the time that it takes row by row.
     """
