@@ -9,7 +9,6 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -27,6 +26,7 @@ from muster.farm.rows import blocks
 from muster.farm.table import (
     TEXT,
     OtherColumns,
+    ahead,
     batches,
     cells,
     check_columns,
@@ -176,10 +176,10 @@ def _export_tables(folder: RunFolder, *targets: Path) -> int:
             for target in targets:
                 beside = stack.enter_context(replacing(target))
                 writers.append(stack.enter_context(_writer(beside, target.suffix.lower(), schema)))
-            put = stack.enter_context(_behind(writers))
-            for batch in stream:
+            for batch in stack.enter_context(ahead(stream)):
                 count += batch.num_rows
-                put(batch)
+                for write_batch in writers:
+                    write_batch(batch)
             _check_whole(count, known, targets[-1])
         return count
 
@@ -190,8 +190,12 @@ def _export_lines(folder: RunFolder, target: Path, by_some: bool) -> int:
     known, count = _num_tasks(folder), 0
     table = columns(folder, by_some=by_some)
     names, sources = tuple(table), list(table.values())
-    with replacing(target) as beside, beside.open("wb") as lines:
-        for block in blocks(folder):
+    with (
+        replacing(target) as beside,
+        beside.open("wb") as lines,
+        ahead(blocks(folder)) as stream,
+    ):
+        for block in stream:
             by_column = [cells(block, column, _ABSENT) for column in sources]
             if by_some:
                 check_columns(block, sources, by_column, _ABSENT)
@@ -216,32 +220,6 @@ def _lines(
     if is_json:
         return map(canonical.encode_json_line, rows)
     return (canonical.encode(row) + b"\n" for row in rows)
-
-
-@contextmanager
-def _behind(
-    writers: Sequence[Callable[[pa.RecordBatch], None]],
-) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """A function that has a batch written while the next one is read; all are on leaving.
-
-    One at a time, so that two batches are in memory. It raises what the one before has raised.
-    """
-
-    def write(batch: pa.RecordBatch) -> None:
-        for write_batch in writers:
-            write_batch(batch)
-
-    with ThreadPoolExecutor(1) as thread:
-        before: list[Future[None]] = []
-
-        def put(batch: pa.RecordBatch) -> None:
-            while before:
-                before.pop().result()
-            before.append(thread.submit(write, batch))
-
-        yield put
-        while before:
-            before.pop().result()
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.json as pa_json
@@ -21,6 +23,7 @@ _KINDS = {float: FLOAT, str: TEXT, bool: BOOL, int: WHOLE}
 _BATCH, _BATCH_BYTES = 20_000, 2**24
 #: Of a task's columns those that its user has named.
 PARTS = ("param", "metric")
+T = TypeVar("T")
 
 
 class Column(NamedTuple):
@@ -166,7 +169,7 @@ def _text(value: Any) -> str:
 
 def batches(
     folder: RunFolder, *, by_some: bool = False
-) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
     """The table as a stream of record batches; memory does not grow with the number of tasks.
 
     ``by_some``: with the columns of some tasks. The stream ends in OtherColumns where others have
@@ -178,22 +181,24 @@ def batches(
 
     read = readers_of_lines(sources)
 
+    def arrays(block: Block) -> list[pa.Array]:
+        found = None if read is None or block.lines is None else read(block.lines)
+        if found is not None:
+            return [
+                found[column.part, column.name]
+                if column.part in PARTS
+                else _array(block.system[column.name], column.kind)
+                for column in sources
+            ]
+        values = [cells(block, column, None) for column in sources]
+        if by_some:
+            check_columns(block, sources, values, None)
+        return [_array(*one) for one in zip(values, schema.types, strict=True)]
+
     def stream() -> Iterator[pa.RecordBatch]:
-        for block in blocks(folder):
-            found = None if read is None or block.lines is None else read(block.lines)
-            if found is not None:
-                arrays = [
-                    found[column.part, column.name]
-                    if column.part in PARTS
-                    else _array(block.system[column.name], column.kind)
-                    for column in sources
-                ]
-            else:
-                values = [cells(block, column, None) for column in sources]
-                if by_some:
-                    check_columns(block, sources, values, None)
-                arrays = [_array(*one) for one in zip(values, schema.types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        with ahead(blocks(folder)) as read_ahead:
+            for block in read_ahead:
+                yield pa.RecordBatch.from_arrays(arrays(block), schema=schema)
 
     return schema, _joined(stream())
 
@@ -256,7 +261,27 @@ def _is_beyond(cells: pa.Array) -> bool:
     return max(numbers) >= _BEYOND or min(numbers) <= -_BEYOND
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@contextmanager
+def ahead(stream: Generator[T, None, None]) -> Iterator[Iterator[T]]:
+    """What ``stream`` yields, each made by a thread while the one before is used: SQLite and Arrow
+    hold no lock of Python's at work. Raises what making the next one raises.
+    """
+    over = object()
+    with ThreadPoolExecutor(1) as thread:
+
+        def each() -> Iterator[T]:
+            following: Future[Any] = thread.submit(next, stream, over)
+            while (one := following.result()) is not over:
+                following = thread.submit(next, stream, over)
+                yield one
+
+        try:
+            yield each()
+        finally:
+            thread.submit(stream.close).result()  # a ledger is closed by the thread that opened it
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
     """The same rows in larger batches."""
     some: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0

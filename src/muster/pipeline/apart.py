@@ -24,6 +24,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: What a process is told last.
 _END = "there is no more"
+#: What such a process frees goes back to the system. Arrow's own allocator keeps several row groups
+#: of it, and so does glibc: for each thread, and where blocks of so many bytes are from its heap.
+_MEMORY = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
+}
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -52,7 +59,7 @@ class Call(Generic[T]):
             start_new_session=True,
             # Threads of a library that is only imported would spin for a while, and find nothing
             # to do.
-            env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
+            env=child_environment({"OPENBLAS_NUM_THREADS": "1", **_MEMORY}),
         )
 
     @property

@@ -148,17 +148,17 @@ class LedgerColumns(LedgerQueries):
         )[0]
         if count != num or token != other or has_files:
             return None
+        (num_attempts,) = self._all(
+            "SELECT count(*) FROM attempts WHERE task_id BETWEEN ? AND ?", *span
+        )[0]
         attempts = self._all(
-            "SELECT worker_id, seconds, peak_mib, "
-            "token <> ? OR outcome <> 'ok' OR message IS NOT NULL "
-            "FROM attempts WHERE task_id BETWEEN ? AND ? ORDER BY task_id, token",
-            token, *span,
+            "SELECT worker_id, seconds, peak_mib FROM attempts WHERE task_id BETWEEN ? AND ? "
+            "AND token = ? AND outcome = 'ok' AND message IS NULL ORDER BY task_id",
+            *span, token,
         )  # fmt: skip
-        if len(attempts) != num:  # else one of each task: they have the same token
+        if num_attempts != num or len(attempts) != num:  # else one of each task
             return None
-        worker_ids, seconds, peaks, is_odd = zip(*attempts, strict=True)
-        if any(is_odd):
-            return None
+        worker_ids, seconds, peaks = zip(*attempts, strict=True)
         return Plain(
             task_ids=range(first, last + 1),
             target=targets[target_id],

@@ -7,7 +7,6 @@ import decimal
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
@@ -110,7 +109,6 @@ class ParquetEncoder:
 
     def write(self, parts: Iterable[Part], file: IO[bytes]) -> None:
         with (
-            _plain_memory(),
             pq.ParquetWriter(file, self.schema, compression="zstd") as writer,
             ThreadPoolExecutor(1) as thread,
         ):
@@ -335,17 +333,6 @@ def _type_of(seen: Seen) -> Any:
         make = pa.decimal128 if before + behind <= _DIGITS_OF_DECIMAL128 else pa.decimal256
         return make(before + behind, behind)
     return _PLAIN[kind]
-
-
-@contextmanager
-def _plain_memory() -> Iterator[None]:
-    """Use the system's allocator inside: Arrow's own keep several row groups of freed memory."""
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
 
 
 def _exact(values: list[Any], kind: Any) -> Any:
