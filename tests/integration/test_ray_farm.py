@@ -110,8 +110,8 @@ def test_a_custom_resource_decides_where_workers_run(place: Path, ray_driver: Ra
 
 def test_a_task_above_its_memory_limit_fails_there_too(place: Path) -> None:
     (place / "takes.py").write_text(
-        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
-        "    return {'y': x}\n"
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n"
+        "    time.sleep(600 if x > 400 else 0)\n    return {'y': x}\n"
     )
     run = _sweep("takes.py:takes", range(1, 602, 300), memory_mib=400)
     assert [row["state"] for row in _rows(run)] == ["done", "done", "failed"]

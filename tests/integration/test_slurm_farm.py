@@ -120,8 +120,8 @@ def test_a_task_above_its_memory_limit_fails_there_too(
 ) -> None:
     """It is ended by its pilot before SLURM has a reason to end the job, whose others go on."""
     (tmp_path / "takes.py").write_text(
-        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
-        "    return {'y': x}\n"
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n"
+        "    time.sleep(600 if x > 400 else 0)\n    return {'y': x}\n"
     )
     done = muster_cli(
         "sweep", "takes.py:takes", "--grid", "x=600,1,2", "--on", "slurm", "--memory", "400M",
