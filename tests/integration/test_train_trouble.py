@@ -65,6 +65,7 @@ def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(
 
 def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_path: Path) -> None:
     """Stopped once: after the restart from the checkpoint it reaches the end."""
+    (tmp_path / "slowly").touch()  # not over before it is stopped
     command = [
         *(sys.executable, "-m", "muster", *WORDS, "--devices", "cpu:2"),
         *("--max-steps", "150", "--checkpoint-interval", "5steps", "--stall-timeout", "3"),
@@ -73,12 +74,13 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
     launcher = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for_lines(tmp_path, 20)
+    wait_for_lines(tmp_path, 6)
     time.sleep(2.5)  # so that a beat has told where it is
     # The ranks are the processes without children.
     family = psutil.Process(launcher.pid).children(recursive=True)
     leaves = [p for p in family if not p.children() and "reaper" not in command_line(p)]
     os.kill(leaves[-1].pid, signal.SIGSTOP)
+    (tmp_path / "slowly").unlink()
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, out + error
     assert "has been silent for" in error and "restart 1 of 1" in error
