@@ -95,7 +95,7 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
 def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     number: signal.Signals, tmp_path: Path, muster_cli: MusterCli
 ) -> None:
-    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99")
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "990", "--epochs", "99")
     launcher = subprocess.Popen(
         [sys.executable, "-m", "muster", *words],
         cwd=tmp_path,
@@ -108,11 +108,11 @@ def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 75, out + error
     done_before = steps(tmp_path)
-    assert 10 <= len(done_before) < 400
+    assert 10 <= len(done_before) < 990
     if number == signal.SIGUSR1:  # what is saved does not know which signal it was
         return
     state = muster_cli("status", "run").stdout
-    assert f"run: saved\n  step {done_before[-1]} of 400 · epoch" in state
+    assert f"run: saved\n  step {done_before[-1]} of 990 · epoch" in state
     assert "muster resume run" in state
     most = done_before[-1] + 20
     again = muster_cli("resume", "run", "--max-steps", str(most))
@@ -163,7 +163,7 @@ def test_a_terminal_shows_rate_and_time_to_go_and_ctrl_c_saves(
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_a_batch_system_may_signal_every_process_at_once(start: str, tmp_path: Path) -> None:
     """As SLURM and systemd do: the ranks save although the launcher passes the signal on too."""
-    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99", "--start", start)
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "990", "--epochs", "99", "--start", start)
     launcher = subprocess.Popen(
         [sys.executable, "-m", "muster", *words],
         cwd=tmp_path,
