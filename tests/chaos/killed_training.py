@@ -82,7 +82,8 @@ class Training:
     def kill_something(self, launcher: subprocess.Popen[bytes]) -> None:
         victims = {"launcher": launcher.pid}
         for path in self.pids.iterdir():
-            victims["rank"] = victims[path.name] = int(path.read_text())
+            if pid := path.read_text():  # a file is there a moment before what is in it
+                victims["rank"] = victims[path.name] = int(pid)
         for child in _descendants(launcher.pid):
             if child.pid not in victims.values():
                 victims["between"] = child.pid

@@ -21,6 +21,7 @@ _DEATH_S = 300.0  # a machine under load takes its time to end what is dying
 
 TARGET = """
 import os, subprocess, time
+from pathlib import Path
 
 def note(text):
     handle = os.open(os.environ["CHAOS_NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -35,6 +36,8 @@ def work(x: int, ctx):
     if x % 10 == 7:
         subprocess.run(["sleep", "0.1"])
     time.sleep(0.01 + 0.05 * (x * 7919 % 13) / 13)
+    while x == int(os.environ["CHAOS_LAST"]) and not Path("enough").exists():
+        time.sleep(0.01)  # the last one ends when something was killed
     return {"square": x * x, "text": f"task {x}", "half": x / 2}
 """
 
@@ -56,9 +59,16 @@ class Chaos:
     """One sweep in a folder of its own, and the hand that kills."""
 
     def __init__(
-        self, folder: Path, seed: int, *, num_tasks: int = 100, max_kills: int = 1000
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        num_tasks: int = 100,
+        num_kills: int,
+        max_kills: int = 1000,
     ) -> None:
         self.folder = folder
+        self.num_kills = num_kills
         self.max_kills = max_kills
         self.num_tasks = num_tasks
         self.spares_start = True
@@ -72,6 +82,7 @@ class Chaos:
         source = str(Path(__file__).parents[2] / "src")
         self.environment = {
             **os.environ, "PYTHONPATH": source, "CHAOS_NOTES": str(self.notes),
+            "CHAOS_LAST": str(num_tasks - 1),
         }  # fmt: skip
 
     def processes(self) -> dict[int, str]:
@@ -124,6 +135,8 @@ class Chaos:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.kills[kind] += 1
+        if self.kills.total() >= self.num_kills:
+            (self.folder / "enough").touch()
 
     def why(self) -> str:
         words = [sys.executable, "-m", "muster", "errors", "r"]
@@ -172,7 +185,7 @@ def play(
     folder: Path, seed: int, *, num_tasks: int = 100, num_kills: int = 2, max_kills: int = 1000
 ) -> None:
     """Kill until the sweep is through; then nothing is lost, doubled or left running."""
-    chaos = Chaos(folder, seed, num_tasks=num_tasks, max_kills=max_kills)
+    chaos = Chaos(folder, seed, num_tasks=num_tasks, num_kills=num_kills, max_kills=max_kills)
     patience_s = 0.5
     for _ in range(100 + num_kills):
         code = chaos.run_once(patience_s)
@@ -225,7 +238,7 @@ def test_two_hundred_kills_of_one_sweep(tmp_path: Path) -> None:
 
 def test_a_command_dies_when_coordinator_and_reaper_are_killed_at_once(tmp_path: Path) -> None:
     """Nobody is left to end it but the kernel."""
-    chaos = Chaos(tmp_path, 0)
+    chaos = Chaos(tmp_path, 0, num_kills=0)
     words = [sys.executable, "-m", "muster", "sweep", "--grid", "x=1,2", "--run-dir", "r"]
     with subprocess.Popen(
         [*words, "--devices", "cpu:2", "--quiet", "--", "sleep", "30{x}"],

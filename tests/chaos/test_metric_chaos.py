@@ -16,7 +16,8 @@ from muster.api.runs import Run
 
 NUM_STEPS = 150
 TARGET = f"""
-import time
+import os, time
+from pathlib import Path
 
 def work(x: int, ctx):
     first = (ctx.restore() or {{"step": 0}})["step"] if x % 3 else 0  # every third starts afresh
@@ -27,6 +28,8 @@ def work(x: int, ctx):
         if step % 7 == 6:
             ctx.checkpoint({{"step": step + 1}})
         time.sleep(0.004)
+    while x == int(os.environ["CHAOS_LAST"]) and not Path("enough").exists():
+        time.sleep(0.01)
     return {{"x": x}}
 """
 RUN = """
@@ -43,7 +46,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills are count
 
 
 def play(folder: Path, seed: int, *, num_tasks: int, num_kills: int) -> None:
-    chaos = Chaos(folder, seed, num_tasks=num_tasks, max_kills=num_kills)
+    chaos = Chaos(folder, seed, num_tasks=num_tasks, num_kills=num_kills, max_kills=num_kills)
     (folder / "target.py").write_text(TARGET)
     (folder / "run.py").write_text(RUN)
     for _ in range(100 + 2 * num_kills):

@@ -218,7 +218,7 @@ def test_a_slow_function_is_not_held_up_by_its_batch(place: Path) -> None:
 def test_one_long_chunk_is_shared_by_both_workers(place: Path) -> None:
     write(place / "in.jsonl", 400)
     words = ("--input", "in.jsonl", "--output", "out.jsonl", "--chunk-rows", "400", *ON)
-    done = run("stages.py:unhurried", *words, "--batch-size", "4")
+    done = run("stages.py:shared", *words, "--batch-size", "4")
     assert done.returncode == 0, done.stderr
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(400))
     seen = notes(place)

@@ -30,6 +30,12 @@ def later(record):
     return record
 
 
+def held(record):
+    while record["n"] == 19 and not os.path.exists("go"):
+        time.sleep(0.01)
+    return record
+
+
 def image(record):
     while record["n"] == 19 and not os.path.exists("seen"):
         time.sleep(0.01)
@@ -95,7 +101,8 @@ def test_a_moved_folder_with_its_output_in_it_is_still_the_same_plan(place: Path
 
 
 def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(place: Path) -> None:
-    with subprocess.Popen(call("same", "out.parquet"), stderr=subprocess.PIPE) as process:
+    words = ("held", "out.parquet", "--chunk-rows", "2")
+    with subprocess.Popen(call(*words), stderr=subprocess.PIPE) as process:
         try:
             writer = None
             while writer is None:
@@ -103,6 +110,7 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
                 children = psutil.Process(process.pid).children()
                 writer = next((one for one in children if _writes(one)), None)
             writer.suspend()
+            (place / "go").touch()
             process.send_signal(signal.SIGINT)
             time.sleep(0.5)
             for _ in range(2):  # two that a busy machine delivers together are one
@@ -115,7 +123,7 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
             process.kill()
     writer.wait(120)
     assert not (place / "out.parquet").exists()
-    run("same", "out.parquet")
+    run(*words)
 
 
 def test_parquet_is_written_while_a_worker_still_works(place: Path) -> None:

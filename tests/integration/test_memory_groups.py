@@ -201,9 +201,10 @@ def test_nothing_is_left_by_a_coordinator_that_is_killed(home: Path, place: Path
             cwd=place, preexec_fn=lambda: (given / "cgroup.procs").write_text(str(os.getpid())),
         )  # fmt: skip
         until = time.monotonic() + 120
-        while not (place / "began.txt").exists() and time.monotonic() < until:
+        began = place / "began.txt"
+        while not (began.exists() and began.read_text()) and time.monotonic() < until:
             time.sleep(0.01)
-        worker = int((place / "began.txt").read_text())
+        worker = int(began.read_text())
         [its] = [path for path in given.iterdir() if path.is_dir() and worker in _inside(path)]
         assert (its / "memory.max").read_text().strip() == str(200 << 20)
         assert (its / "memory.oom.group").read_text().strip() == "1"

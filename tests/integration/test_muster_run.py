@@ -304,8 +304,8 @@ def test_restarts_until_it_works(tmp_path: Path, muster_cli: MusterCli) -> None:
         PLAIN
         + """
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-everybody(f"up{restart}")
 print("attempt", restart)
+everybody(f"up{restart}")
 if restart < "2" and rank == 1:
     raise RuntimeError("not yet")
 time.sleep(0.3)

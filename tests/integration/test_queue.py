@@ -55,7 +55,8 @@ class Place(Commands):
     def hold(self, *words: str) -> subprocess.Popen[bytes]:
         """A sweep that keeps its GPUs until there is a file called go."""
         process = self.begin("sweep", "t.py:held", "--seeds", "2", "--run-dir", "holder", *words)
-        self.until(lambda: list(self.leases.glob("*.claim")))
+        count = int(words[words.index("--devices") + 1])
+        self.until(lambda: len(list(self.leases.glob("*.claim"))) == count)
         return process
 
     def queue(self) -> dict[str, Any]:

@@ -110,8 +110,8 @@ def test_a_custom_resource_decides_where_workers_run(place: Path, ray_driver: Ra
 
 def test_a_task_above_its_memory_limit_fails_there_too(place: Path) -> None:
     (place / "takes.py").write_text(
-        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
-        "    return {'y': x}\n"
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n"
+        "    time.sleep(600 if x > 400 else 0)\n    return {'y': x}\n"
     )
     run = _sweep("takes.py:takes", range(1, 602, 300), memory_mib=400)
     assert [row["state"] for row in _rows(run)] == ["done", "done", "failed"]
@@ -156,14 +156,14 @@ def test_workers_are_spread_over_the_nodes(ray_driver: RayCluster, tmp_path: Pat
         return sorted(node.get("CPU", 0.0) for node in available_resources_per_node().values())
 
     _write_target(tmp_path)
-    assert free() == [2.0, 2.0]
+    wait_for(lambda: free() == [2.0, 2.0])  # Ray hears a moment later that a worker has ended
     words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1,2", "--on",
              "ray", "--address", ray_driver.address, "--workers", "2", "--monitor-interval", "0",
              "--placement-strategy", "SPREAD"]  # fmt: skip
     with subprocess.Popen(words, cwd=tmp_path, env=ray_driver.environment) as process:
         try:
             wait_for(lambda: sum(free()) == 2.0 or process.poll() is not None)
-            assert free() == [1.0, 1.0]
+            assert process.poll() is None and free() == [1.0, 1.0]
         finally:
             (tmp_path / "go").touch()
     assert process.returncode == 0
@@ -650,9 +650,12 @@ def test_a_search_on_a_node_that_does_not_see_the_run_folder(place: Path) -> Non
 
 LOST = """
 import time
+from pathlib import Path
 
-def slow(x: int):
+def slow(x: int, go: str):
     time.sleep(0.2)
+    while x >= 15 and not Path(go).exists():
+        time.sleep(0.02)
     return {"y": x * x}
 
 def count(x: int, ctx):
@@ -703,15 +706,18 @@ def test_the_loss_of_a_node_loses_and_doubles_nothing(ray_driver: RayCluster, pl
     ip = ray_driver.add(cpus=2, hidden=ray_driver.hidden)
     num_workers = 2 * len([1 for ip in ray_driver.nodes if ray_driver.processes(ip)])
     killed: list[str] = []
+    go = ray_driver.folder / f"go-{os.urandom(4).hex()}"  # seen on every node
 
     def show(view: Any) -> None:
         all_work = all(line.state == "running" for line in view.workers)
         if not killed and all_work and view.num_done >= 15:
             killed.append(ip)
             ray_driver.kill(ip)
+            go.touch()
 
     run = muster.sweep(
-        "lost.py:slow", grid={"x": range(150)}, executor="ray", monitor_interval_s=0, show=show,
+        "lost.py:slow", grid={"x": range(150), "go": [str(go)]}, executor="ray",
+        monitor_interval_s=0, show=show,
         cluster=ClusterRequest(num_workers=num_workers), retries=0,  # a loss is no try
     )  # fmt: skip
     assert killed

@@ -14,11 +14,14 @@ from tests.conftest import MusterCli
 
 TARGET = """
 import time
+from pathlib import Path
 
 def f(x: float, ctx, seed: int = 0):
     for step in range(5):
         ctx.report(step / 5, f"step {step}")
         time.sleep(x / 5)
+    while Path(f"held-{seed}").exists():  # until it has been seen
+        time.sleep(0.01)
     print("seen in the log", seed)
     if seed == 3:
         raise RuntimeError("bad seed")
@@ -46,6 +49,7 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_terminal_shows_progress_workers_and_what_they_report(folder: Path) -> None:
     words = [*MUSTER, *sweep("--devices", "cpu:2")]
+    (folder / "held-6").touch()
     child = pexpect.spawn(
         words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=300
     )
@@ -53,6 +57,7 @@ def test_a_terminal_shows_progress_workers_and_what_they_report(folder: Path) ->
     child.expect(r"\d+/8")
     child.expect(r"step \d")
     child.expect(r"left .* s")
+    (folder / "held-6").unlink()
     child.expect(r"8 tasks: 7 done, 1 failed")
     child.expect(r"bad seed")
     child.expect(r"muster errors run")
@@ -63,13 +68,14 @@ def test_a_terminal_shows_progress_workers_and_what_they_report(folder: Path) ->
 
 def test_ctrl_c_in_a_terminal_drains_and_resume_finishes(folder: Path) -> None:
     words = [*MUSTER, *sweep("--devices", "cpu:1")]
-    words[words.index("x=0.3")] = "x=1"
+    (folder / "held-1").touch()
     child = pexpect.spawn(
         words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=300
     )
     child.expect(r"[1-9]/8")
     child.sendintr()
     child.expect("draining")
+    (folder / "held-1").unlink()
     child.expect("Interrupted; everything finished is saved")
     child.expect(pexpect.EOF)
     child.close()

@@ -120,8 +120,8 @@ def test_a_task_above_its_memory_limit_fails_there_too(
 ) -> None:
     """It is ended by its pilot before SLURM has a reason to end the job, whose others go on."""
     (tmp_path / "takes.py").write_text(
-        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n    time.sleep(1)\n"
-        "    return {'y': x}\n"
+        "import time\n\ndef takes(x):\n    held = bytearray(x << 20)\n"
+        "    time.sleep(600 if x > 400 else 0)\n    return {'y': x}\n"
     )
     done = muster_cli(
         "sweep", "takes.py:takes", "--grid", "x=600,1,2", "--on", "slurm", "--memory", "400M",
@@ -239,9 +239,9 @@ def test_results_wait_for_a_coordinator_wherever_it_runs(
         until((tmp_path / "began-1").exists, "the task begins")
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    (tmp_path / "go").touch()
     outbox = next(run.glob("pilots/0/*/outbox"))
     size = outbox.stat().st_size
+    (tmp_path / "go").touch()
     until(lambda: outbox.stat().st_size > size, "the result is in the outbox")
     done = muster_cli(*words, "--devices", "cpu:1", "--run-dir", str(run))
     assert done.returncode == 0, done.stderr
@@ -310,7 +310,7 @@ def test_jobs_with_other_resources_do_not_serve_the_next_coordinator(
     run = tmp_path / "run"
     words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--on", "slurm", "--run-dir", str(run))
     with started(tmp_path, *words, "--slurm-arg", "begin=now+1hour") as first:
-        until(slurm.squeue, "a job waits for its time")
+        until(lambda: arrays(run) and slurm.squeue(), "a job waits for its time")
         killed(first)
     with started(tmp_path, *words) as second:
         ended(second)

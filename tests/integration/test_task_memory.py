@@ -98,10 +98,16 @@ def test_what_it_starts_counts_and_a_used_worker_is_no_proof(
 
 
 def test_a_program_and_a_retry_that_allows_more(place: Path, muster_main: Main) -> None:
-    line = ("--", "python3", "-c", "import time; held = bytearray({x} << 20); time.sleep(1)")
+    (place / "p.py").write_text(
+        "import pathlib, sys, time\nheld = bytearray(int(sys.argv[1]) << 20)\n"
+        "while len(held) > 200 << 20 and not pathlib.Path('allowed').exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    line = ("--", "python3", "p.py", "{x}")
     words = ("sweep", *FLAGS, "--memory", "200M", "--grid", "x=1,300", *line)
     assert muster_main(*words).returncode == 1
     assert _outcomes(place)["memory_limit"] == 2, "once more as the first of a worker"
+    (place / "allowed").touch()
     again = muster_main("retry", "r", "--memory", "600M")
     assert again.returncode == 0, again.stderr
     assert Run(place / "r").stored.options["memory_mib"] == 600

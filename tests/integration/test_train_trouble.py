@@ -65,6 +65,7 @@ def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(
 
 def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_path: Path) -> None:
     """Stopped once: after the restart from the checkpoint it reaches the end."""
+    (tmp_path / "slowly").touch()  # not over before it is stopped
     command = [
         *(sys.executable, "-m", "muster", *WORDS, "--devices", "cpu:2"),
         *("--max-steps", "150", "--checkpoint-interval", "5steps", "--stall-timeout", "3"),
@@ -73,12 +74,13 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
     launcher = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for_lines(tmp_path, 20)
+    wait_for_lines(tmp_path, 6)
     time.sleep(2.5)  # so that a beat has told where it is
     # The ranks are the processes without children.
     family = psutil.Process(launcher.pid).children(recursive=True)
     leaves = [p for p in family if not p.children() and "reaper" not in command_line(p)]
     os.kill(leaves[-1].pid, signal.SIGSTOP)
+    (tmp_path / "slowly").unlink()
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, out + error
     assert "has been silent for" in error and "restart 1 of 1" in error
@@ -93,7 +95,7 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
 def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     number: signal.Signals, tmp_path: Path, muster_cli: MusterCli
 ) -> None:
-    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99")
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "990", "--epochs", "99")
     launcher = subprocess.Popen(
         [sys.executable, "-m", "muster", *words],
         cwd=tmp_path,
@@ -106,11 +108,11 @@ def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 75, out + error
     done_before = steps(tmp_path)
-    assert 10 <= len(done_before) < 400
+    assert 10 <= len(done_before) < 990
     if number == signal.SIGUSR1:  # what is saved does not know which signal it was
         return
     state = muster_cli("status", "run").stdout
-    assert f"run: saved\n  step {done_before[-1]} of 400 · epoch" in state
+    assert f"run: saved\n  step {done_before[-1]} of 990 · epoch" in state
     assert "muster resume run" in state
     most = done_before[-1] + 20
     again = muster_cli("resume", "run", "--max-steps", str(most))
@@ -161,7 +163,7 @@ def test_a_terminal_shows_rate_and_time_to_go_and_ctrl_c_saves(
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_a_batch_system_may_signal_every_process_at_once(start: str, tmp_path: Path) -> None:
     """As SLURM and systemd do: the ranks save although the launcher passes the signal on too."""
-    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99", "--start", start)
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "990", "--epochs", "99", "--start", start)
     launcher = subprocess.Popen(
         [sys.executable, "-m", "muster", *words],
         cwd=tmp_path,

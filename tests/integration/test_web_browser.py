@@ -134,6 +134,11 @@ def test_pages_say_the_essential_without_scripts(browser: Any, server: WebServer
         context.close()
 
 
+#: Whether the address says what the page shows: it follows some times a second.
+SETTLED = """(async () => (await import('/static/lib.js')).inUrl().toString()
+  === new URLSearchParams(location.search).toString())()"""
+
+
 def test_the_table_sorts_filters_and_a_link_is_the_view(browser: Any, server: WebServer) -> None:
     run = run_id(server, "big")
     with look(browser, server) as tab:
@@ -148,6 +153,7 @@ def test_the_table_sorts_filters_and_a_link_is_the_view(browser: Any, server: We
         tab.until(f"document.querySelector('.total').textContent === '{want['total']:,} tasks'")
         first = tab.page.get_attribute("tbody tr[id=row-0] a", "href")
         assert first == f"/run/{run}/task/{want['rows'][0]['key']}"
+        tab.until(SETTLED)
         seen, address = tab.text(".grid"), tab.page.url
     with look(browser, server) as other:
         other.page.goto(address)
@@ -234,11 +240,6 @@ def test_keys_move_choose_search_and_help(browser: Any, server: WebServer) -> No
         tab.page.wait_for_timeout(300)
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_url("**/task/*")
-
-
-#: Whether the address says what the page shows: it follows some times a second.
-SETTLED = """(async () => (await import('/static/lib.js')).inUrl().toString()
-  === new URLSearchParams(location.search).toString())()"""
 
 
 def test_a_link_holds_a_brush_and_a_zoom(browser: Any, server: WebServer) -> None:

@@ -153,6 +153,7 @@ def test_a_run_that_is_killed_ends_for_its_viewers_and_a_server_that_is_killed_f
 ) -> None:
     with web_server(place) as server:
         name, seq = start_of(server)
+        wait_until((place / "runs/waiting/monitor.csv").exists)  # the last that a run begins with
         before = sorted(path.name for path in (place / "runs/waiting").iterdir())
         with server.stream(f"run={name}&after={seq}"):
             server.process.kill()

@@ -116,11 +116,11 @@ def family(x: int):
     pids.append(subprocess.Popen(["sleep", "60"]).pid)
     pids.append(subprocess.Popen(["sleep", "60"], start_new_session=True).pid)
     pids.append(subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]).pid)
-    script = "import os, time\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(60)"
-    middle = subprocess.Popen([sys.executable, "-c", script])
+    script = "import os, time\nos.setsid()\nif pid := os.fork():\n    print(pid, flush=True)\n"
+    script += "    os._exit(0)\ntime.sleep(60)"
+    middle = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    pids.append(int(middle.stdout.readline()))
     middle.wait()
-    out = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    pids += [int(line.split()[0]) for line in out.splitlines() if "os.setsid()" in line]
     Path(os.environ["PIDS"]).write_text(" ".join(map(str, [os.getpid(), *pids])))
     if x == 1:
         os.kill(os.getpid(), signal.SIGKILL)

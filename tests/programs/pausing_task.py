@@ -38,7 +38,8 @@ class Slow(muster.Task):
         return Points(self) if split == "train" else None
 
     def loss(self, model, batch):
-        time.sleep(self.pause)
+        # Not a field: that would make it another training.
+        time.sleep(0.2 if os.path.exists("slowly") else self.pause)
         self.calls += 1
         if self.fail_after and self.calls > self.fail_after and os.environ.get("RANK") == "1":
             raise KeyError("no such column: heart_rate")

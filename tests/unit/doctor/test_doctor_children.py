@@ -256,13 +256,18 @@ def test_two_nodes_meet_and_compare_clocks() -> None:
     port = free_port()
     outcomes: dict[str, Outcome] = {}
 
-    def meet(role: str) -> None:
-        words = [role, "127.0.0.1", str(port), "2"]
+    def meet(role: str, patience_s: float) -> None:
+        words = [role, "127.0.0.1", str(port), str(patience_s)]
         outcomes[role] = run_probe("network", words, limit_s=120.0)
 
-    master = threading.Thread(target=meet, args=("serve",))
+    def serve() -> None:
+        """Again where the other one has come too late: it answers for two seconds."""
+        while "join" not in outcomes:
+            meet("serve", 2)
+
+    master = threading.Thread(target=serve)
     master.start()
-    meet("join")
+    meet("join", 100)
     master.join()
     joined = outcomes["join"].value
     assert joined["is_reachable"] is True
