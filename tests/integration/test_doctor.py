@@ -63,8 +63,11 @@ def test_torch_that_hangs_is_cut_off(
     (folder / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     (folder / "version.py").write_text('__version__ = "2.9.0+cu130"\ncuda = "13.0"\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bad"))
-    done = muster_cli("doctor", "--quiet", "--time-limit", "6", timeout_s=300)
-    assert done.returncode == 2
+    for limit in ("6", "20", "60"):  # on a busy machine nothing may be left of a short time for it
+        done = muster_cli("doctor", "--quiet", "--time-limit", limit, timeout_s=300)
+        assert done.returncode == 2
+        if "importing" in done.stdout:
+            break
     assert "torch 2.9.0+cu130 was still importing torch after" in done.stdout
 
 
