@@ -65,9 +65,9 @@ def test_torch_that_hangs_is_cut_off(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bad"))
     for limit in ("6", "20", "60"):  # on a busy machine nothing may be left of a short time for it
         done = muster_cli("doctor", "--quiet", "--time-limit", limit, timeout_s=300)
-        assert done.returncode == 2
         if "importing" in done.stdout:
             break
+    assert done.returncode == 2
     assert "torch 2.9.0+cu130 was still importing torch after" in done.stdout
 
 
