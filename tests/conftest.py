@@ -64,7 +64,9 @@ _FOREIGN = (
     "COLUMNS",
     "LINES",
 )
-_GRACE_S = 5.0
+#: How long what a test has begun may take to end while it waits for something; and at most, where
+#: it is at work: beside busy processes a second's work of ending takes ten.
+_GRACE_S, _LONGEST_S = 5.0, 60.0
 
 # Inherited by what tests start, so that an orphan in a session of its own is still known as ours.
 _MARK = f"PYTEST_STARTED_BY={uuid.uuid4().hex}"
@@ -190,10 +192,12 @@ def _leaves_nothing_behind() -> Iterator[None]:
     if Path.cwd() != folder:
         wrong.append(f"changed the working folder to {Path.cwd()}")
         os.chdir(folder)
-    deadline = time.monotonic() + _GRACE_S
-    while (left := _threads(threads)) or (alive := _processes(processes)):
-        if time.monotonic() > deadline:
-            alive = _processes(processes)
+    over_s = busy_s = time.monotonic()
+    while (left := _threads(threads)) or _processes(processes):
+        alive, now_s = _processes(processes), time.monotonic()
+        if any(map(_is_busy, alive)):
+            busy_s = now_s
+        if now_s - busy_s > _GRACE_S or now_s - over_s > _LONGEST_S:
             wrong += [f"leaves the thread {thread}" for thread in left]
             wrong += [f"leaves the process {' '.join(words)}" for words in map(_command, alive)]
             for process in alive:
@@ -229,6 +233,14 @@ def _processes(before: set[int]) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue  # it has just ended, or is somebody else's
     return found
+
+
+def _is_busy(process: psutil.Process) -> bool:
+    """Whether it has or wants a core, or waits for a disk."""
+    try:
+        return process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+    except psutil.Error:
+        return False
 
 
 def _is_below(pid: int) -> bool:

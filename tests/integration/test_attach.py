@@ -88,7 +88,11 @@ def test_a_terminal_comes_and_goes_while_the_run_goes_on(place: Place) -> None:
 
 def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> None:
     (place.folder / "p.py").write_text(
-        "from phases import reach\nprint('one', flush=True)\nreach('middle')\n"
+        "from phases import HERE\nimport time\nprint('one', flush=True)\n"
+        "(HERE / 'middle').touch()\n"
+        # By which the one that shows only what is new can be seen to have begun.
+        "while not (HERE / 'go-middle').exists():\n"
+        "    time.sleep(0.05)\n    print('still', flush=True)\n"
         "print('two', flush=True)\nraise ValueError('no such label')\n"
     )
     place.detach("run --devices cpu:1 --run-dir run p.py")
@@ -101,11 +105,11 @@ def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> 
                            "status": "status run --watch"}.items()
     }  # fmt: skip
     try:
-        assert watching["logs"].stdout is not None and watching["status"].stdout is not None
-        lines = [watching["logs"].stdout.readline() for _ in range(2)]
+        seen = {name: one.stdout for name, one in watching.items() if one.stdout is not None}
+        lines = [seen["logs"].readline() for _ in range(2)]
         assert lines[1] == "one\n"
-        assert watching["status"].stdout.readline() == "run: running\n"
-        time.sleep(1.0)  # for the one that says nothing before something new comes
+        assert seen["status"].readline() == "run: running\n"
+        assert seen["attach"].readline() == "[0] still\n"
         place.go()
         ends = {name: one.communicate(timeout=240) for name, one in watching.items()}
     finally:
@@ -115,7 +119,8 @@ def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> 
     assert watching["attach"].returncode == 1
     assert said["attach"].endswith("[0] two\nrun: failed; see why: muster why run\n")
     assert ends["attach"][1].startswith("rank 0 of 1 failed: ValueError: no such label\n")
-    assert said["logs"].startswith("two\nTraceback") and watching["logs"].returncode == 0
+    printed = said["logs"].replace("still\n", "")
+    assert printed.startswith("two\nTraceback") and watching["logs"].returncode == 0
     assert "run: failed\n" in said["status"] and watching["status"].returncode == 0
 
 
@@ -196,8 +201,9 @@ def test_another_user_looks_at_a_live_run(muster_main: MusterMain) -> None:
             made.until((folder / "middle").exists)
             for words in ("attach", "logs", "wait"):
                 muster_main(words, "--help", folder=folder)  # so that what it imports is there
-            # Of root still, when this process is not any more.
-            go = f"read word; sleep 1; touch {folder}/go-middle {folder}/go-finishing"
+            # Of root still, when this process is not any more; it waits for what is printed here.
+            attached = "while [ ! -s /proc/self/fd/1 ]; do sleep 0.05; done"
+            go = f"read word; {attached}; touch {folder}/go-middle {folder}/go-finishing"
             with subprocess.Popen(["sh", "-c", go], stdin=subprocess.PIPE) as lets_go:
                 os.seteuid(65534)
                 try:
@@ -206,6 +212,7 @@ def test_another_user_looks_at_a_live_run(muster_main: MusterMain) -> None:
                     assert lets_go.stdin is not None
                     lets_go.stdin.close()
                     ended = made.muster("attach", "run")
+                    assert ended.stdout.count("\n") > 1, "it has seen the run at work"
                     waited = made.wait()
                     logs = made.muster("logs", "run", "-f")
                 finally:

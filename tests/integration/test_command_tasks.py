@@ -21,15 +21,24 @@ if "write" in sys.argv:
                    "score": {"train": 0.5}, "task": found["MUSTER_TASK"]}, file)
 """
 
+#: Both children have their memory at once, and for longer than it takes to look at them twice.
 HUNGRY = """
 import subprocess, sys, time
+from subprocess import PIPE
 if len(sys.argv) > 1:
     block = bytearray(200 << 20)
     block[::4096] = b"a" * len(block[::4096])
-    time.sleep(1.5)
+    print("has it", flush=True)
+    sys.stdin.read()
 else:
-    children = [subprocess.Popen([sys.executable, __file__, "child"]) for _ in range(2)]
-    sys.exit(sum(child.wait() for child in children))
+    words = [sys.executable, __file__, "child"]
+    children = [subprocess.Popen(words, stdin=PIPE, stdout=PIPE) for _ in range(2)]
+    for child in children:
+        assert child.stdout.readline()
+    time.sleep(1.5)
+    for child in children:
+        child.communicate()
+    sys.exit(sum(child.returncode for child in children))
 """
 
 OOM = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,7 +327,7 @@ def test_ranks_that_are_about_to_begin_again_are_waited_for(place: Place) -> Non
 
 @pytest.mark.quick
 def test_who_is_in_slurms_hands_is_not_over_while_slurm_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, muster_main: MusterMain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from muster.api.experiments.watching import is_at_work
     from muster.api.runs import Run
@@ -343,6 +344,9 @@ def test_who_is_in_slurms_hands_is_not_over_while_slurm_does_not_answer(
     )
     (tmp_path / "scontrol").chmod(0o755)
     assert is_at_work(Run(folder.path))
+    shutil.copy(tmp_path / "scontrol", tmp_path / "squeue")
+    late = muster_main("wait", "run", "--timeout", "0.001")  # its silence has taken all of that
+    assert (late.returncode, "SLURM does not answer" in late.stderr) == (124, True), late
 
 
 @pytest.mark.parametrize(

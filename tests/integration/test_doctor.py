@@ -30,6 +30,7 @@ def test_what_is_broken_is_found_repaired_recorded_and_found_again(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     done = muster_cli(
         *("doctor", "--devices", "cpu:2", "--json", "--save-facts", "host.json", "--fix", "env"),
+        *("--time-limit", "4m"),  # a busy machine needs more than a minute
         timeout_s=300,
     )
     assert done.returncode == 2, done.stderr
@@ -63,7 +64,10 @@ def test_torch_that_hangs_is_cut_off(
     (folder / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     (folder / "version.py").write_text('__version__ = "2.9.0+cu130"\ncuda = "13.0"\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bad"))
-    done = muster_cli("doctor", "--quiet", "--time-limit", "6", timeout_s=300)
+    for limit in ("6", "20", "60"):  # on a busy machine nothing may be left of a short time for it
+        done = muster_cli("doctor", "--quiet", "--time-limit", limit, timeout_s=300)
+        if "importing" in done.stdout:
+            break
     assert done.returncode == 2
     assert "torch 2.9.0+cu130 was still importing torch after" in done.stdout
 

@@ -48,17 +48,18 @@ class Model(muster.Task):
 import os, time
 from pathlib import Path
 
-def slow():
-    time.sleep(float(os.environ.get("SLOW", 0)))
+def hold():
+    while Path(os.environ.get("HELD", "no such file")).exists():
+        time.sleep(0.01)
 
 def student(teacher: str, lr: float) -> dict:
     with open("calls.txt", "a") as calls:
         calls.write(f"student {lr}\\n")
-    slow()
     return {"size": Path(teacher).stat().st_size, "score": -lr}
 
 def stage(record):
-    slow()
+    if record["a"] > 1:  # of the second chunk
+        hold()
     return {**record, "b": record["a"] + 1}
 """,
     "measure.py": """
@@ -67,7 +68,7 @@ from pathlib import Path
 import work
 
 labels, lr, place = sys.argv[1:]
-work.slow()
+work.hold()
 Path(place).write_text(f"{len(Path(labels).read_text().splitlines())} {lr}")
 """,
     "in.jsonl": "".join(f'{{"a": {n}}}\n' for n in range(6)),
@@ -152,7 +153,7 @@ def test_ended_in_or_before_a_phase_it_goes_on_there(
     place: Path, phase: str, is_there: Callable[[Path], object], number: signal.Signals,
     muster_main: MusterCli,
 ) -> None:  # fmt: skip
-    """``phase``: the first that is done anew; it is ended once ``is_there``."""
+    """``phase``: the first that is done anew; it is ended once ``is_there``, and held till then."""
     runs, first = place / "runs" / "e", PHASES.index(phase)
     for name in PHASES[first:]:
         shutil.rmtree(runs / name)
@@ -160,10 +161,12 @@ def test_ended_in_or_before_a_phase_it_goes_on_there(
     kept = {name: (runs / name / "run.json").stat().st_mtime_ns for name in PHASES[:first]}
     calls = (place / "calls.txt").read_text()
     words = [sys.executable, "-m", "muster", "start", "e.toml"]
+    held, events = place / "held", runs / phase / "events.jsonl"
+    held.touch()
     with (place / "said.txt").open("w") as said:
         process = subprocess.Popen(
             words, cwd=place, stdout=said, stderr=said, start_new_session=True,
-            env={**os.environ, "SLOW": "0.4"},
+            env={**os.environ, "SLOW": "0.4", "HELD": str(held)},
         )  # fmt: skip
         try:
             deadline = time.monotonic() + 120
@@ -172,6 +175,10 @@ def test_ended_in_or_before_a_phase_it_goes_on_there(
             assert process.poll() is None, (place / "said.txt").read_text()
         finally:
             process.send_signal(number)
+            if number == signal.SIGINT:  # it lets what is in hand end
+                while process.poll() is None and '"wish"' not in events.read_text():
+                    time.sleep(0.005)
+                held.unlink()
             code = process.wait()
     shown = json.loads(muster_main("status", "e", "--json", folder=place).stdout)
     states = {one["name"]: one["state"] for one in shown["phases"]}
@@ -197,7 +204,7 @@ def test_a_map_of_a_file_may_replace_its_output(tmp_path: Path, muster_main: Mus
     for name in ("work.py", "in.jsonl"):
         (tmp_path / name).write_text(FILES[name])
     text = 'command = "map"\ntarget = "work.py:stage"\ninput = "in.jsonl"\noutput = "o.jsonl"\n'
-    other = 'command = "sweep"\ntarget = "work.py:slow"\n'
+    other = 'command = "sweep"\ntarget = "work.py:hold"\n'
     (tmp_path / "one.toml").write_text(f'on = "inline"\n{text}')
     (tmp_path / "two.toml").write_text(f'on = "inline"\n[phase.a]\n{text}[phase.b]\n{other}')
     (tmp_path / "b.toml").write_text(f'on = "inline"\n{other}')

@@ -39,7 +39,7 @@ def test_a_step_that_hangs_or_has_no_time_costs_the_others_nothing(tmp_path: Pat
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [line["status"] for line in lines] == ["left out", "left out"]
-    assert lines[0]["error"] == "it needs 15 s, and 1 s are left"
+    assert lines[0]["error"] in [f"it needs 15 s, and {left} s are left" for left in (0, 1)]
     assert done.returncode == 0
 
 

@@ -20,16 +20,41 @@ from muster.base.settings import read_settings
 from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.leases import Lease, acquire
 
+#: How long a worker takes to start is nobody's business: what needs several of them waits for them.
 TARGET = """
 import os, time
+from pathlib import Path
 
-def f(i: int, ctx, sleep: float = 0.05):
+def until(ready):
+    limit = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.01)
+
+def begun(ctx):
+    place = Path("begun", ctx.run)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / str(os.getpid())).touch()
+    return len(os.listdir(place))
+
+def f(i: int, ctx, others: int = 1, go: str = "."):
     seen = os.environ["CUDA_VISIBLE_DEVICES"]
-    time.sleep(sleep)
-    if os.path.exists("broken") and seen == open("broken").read():
-        raise RuntimeError("this device is broken")
+    until(lambda: begun(ctx) >= others and os.path.exists(go))
     workers = os.environ["MUSTER_WORKERS_PER_GPU"]
     return {"seen": seen, "device": ctx.device, "pid": os.getpid(), "workers": workers}
+
+def broken(i: int):
+    seen = os.environ["CUDA_VISIBLE_DEVICES"]
+    if seen == "GPU-1":
+        Path(f"failed-{i}").touch()
+        time.sleep(0.05)
+        raise RuntimeError("this device is broken")
+    until(lambda: len(list(Path().glob("failed-*"))) >= 3)
+    return {"seen": seen}
+
+def packed(i: int, ctx):
+    time.sleep(0.2 if begun(ctx) < 3 else 0)
+    return {}
 """
 
 
@@ -69,7 +94,7 @@ def rows(run: muster.Run) -> list[dict[str, object]]:
 
 
 def test_each_worker_sees_one_gpu_by_its_uuid(host: Path) -> None:
-    run = muster.sweep("target.py:f", grid={"i": range(12)})
+    run = muster.sweep("target.py:f", grid={"i": range(12), "others": [3]})
     assert {row["seen"] for row in rows(run)} == {"GPU-0", "GPU-1", "GPU-2"}
     assert {row["metric_device"] for row in rows(run)} == {"cuda:0"}
     labels = {(row["seen"], row["device"]) for row in rows(run)}
@@ -88,7 +113,7 @@ def test_a_task_with_two_gpus_sees_both(host: Path) -> None:
 
 
 def test_workers_share_a_gpu(host: Path) -> None:
-    run = muster.sweep("target.py:f", grid={"i": range(12)}, max_gpus=1, per_gpu=3)
+    run = muster.sweep("target.py:f", grid={"i": range(12), "others": [3]}, max_gpus=1, per_gpu=3)
     assert {row["seen"] for row in rows(run)} == {"GPU-0"}
     assert len({row["pid"] for row in rows(run)}) == 3
 
@@ -98,21 +123,26 @@ def test_a_busy_gpu_is_left_alone_unless_forced(host: Path) -> None:
     (host / "facts.json").write_bytes(facts(2, {1: (holder,)}))
     run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="a")
     assert {row["seen"] for row in rows(run)} == {"GPU-0"}
-    run = muster.sweep("target.py:f", grid={"i": range(8)}, run_dir="b", force=True)
+    both = {"i": range(8), "others": [2]}
+    run = muster.sweep("target.py:f", grid=both, run_dir="b", force=True)
     assert {row["seen"] for row in rows(run)} == {"GPU-0", "GPU-1"}
 
 
 def test_two_runs_on_a_host_do_not_share_a_gpu(host: Path) -> None:
     call = (
-        "import muster; muster.sweep('target.py:f', grid={'i': range(4), 'sleep': [1.5]}, "
+        "import muster; muster.sweep('target.py:f', grid={'i': range(4), 'go': ['go']}, "
         "devices='2', run_dir='first')"
     )
     first = subprocess.Popen([sys.executable, "-c", call])
-    leases = host / "leases"
-    while not list(leases.glob("*.claim")) or len(list(leases.glob("*.claim"))) < 2:
-        time.sleep(0.02)
-    run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="second")
-    assert first.wait() == 0
+    try:
+        while len(list((host / "leases").glob("*.claim"))) < 2:
+            assert first.poll() is None
+            time.sleep(0.02)
+        run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="second")
+    finally:
+        (host / "go").touch()
+        code = first.wait()
+    assert code == 0
     first_seen = {row["seen"] for row in rows(muster.Run("first"))}
     assert first_seen.isdisjoint({row["seen"] for row in rows(run)})
 
@@ -120,8 +150,7 @@ def test_two_runs_on_a_host_do_not_share_a_gpu(host: Path) -> None:
 def test_a_gpu_that_fails_everything_is_quarantined_and_its_tasks_run_elsewhere(
     host: Path,
 ) -> None:
-    (host / "broken").write_text("GPU-1")
-    run = muster.sweep("target.py:f", grid={"i": range(20)}, devices="2")
+    run = muster.sweep("target.py:broken", grid={"i": range(20)}, devices="2")
     table = rows(run)
     assert {row["state"] for row in table} == {"done"}
     assert {row["seen"] for row in table} == {"GPU-0"}
@@ -163,9 +192,8 @@ def test_packing_follows_the_memory_that_the_driver_shows(host: Path) -> None:
     thread = threading.Thread(target=driver)
     thread.start()
     try:
-        run = muster.sweep(
-            "target.py:f", grid={"i": range(60), "sleep": [0.2]}, per_gpu="auto", run_dir="run"
-        )
+        grid = {"i": range(1000)}
+        run = muster.sweep("target.py:packed", grid=grid, per_gpu="auto", run_dir="run")
     finally:
         stop.set()
         thread.join()
@@ -245,9 +273,14 @@ def test_nccl_writes_into_the_run_folder_and_the_users_settings_stay(
 
 def test_a_gang_that_is_a_task_gets_the_gpus_of_its_task(host: Path) -> None:
     (host / "rank.py").write_text(
-        "import os, pathlib\n"
+        "import os, pathlib, time\n"
         "where = pathlib.Path(os.environ['MUSTER_TASK_DIR'], 'rank-' + os.environ['RANK'])\n"
         "where.write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        # Neither task ends before the other one has begun: both could be had by one worker.
+        "limit = time.monotonic() + 120\n"
+        "while len(list(where.parents[1].glob('*/rank-*'))) < 4:\n"
+        "    assert time.monotonic() < limit\n"
+        "    time.sleep(0.02)\n"
     )
     (host / "facts.json").write_bytes(facts(4))
     run = muster.sweep(

@@ -183,7 +183,7 @@ def test_times_and_shares_are_read() -> None:
 def test_gpus_that_stand_idle_pause_the_run(percent: float, pauses: bool, tmp_path: Path) -> None:
     folder, said = RunFolder(tmp_path), list[str]()
     options = LimitOptions(min_utilisation="10%:0.6s")
-    moments = [datetime.now(UTC) + timedelta(seconds=0.1 * step) for step in range(30)]
+    moments = [datetime.now(UTC) + timedelta(seconds=0.1 * step) for step in range(300)]
     rows = [
         Row(time_utc=when.isoformat(timespec="milliseconds"), elapsed_s=1.0, host="h",
             device=device, utilisation_percent=busy)

@@ -59,13 +59,34 @@ def short_once(i: int, ctx):
     return {"alone": 0}
 
 
+def until(ready):
+    limit = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.01)
+
+
 def dies(i: int, how: str):
-    """The second GPU works three times, then falls off the bus and never works again."""
-    if HERE == SECOND:
-        flag = Path("flag")
-        count = int(flag.read_text()) if flag.exists() else 0
+    """The second GPU works three times, then falls off the bus and never works again.
+
+    It does so once the first has begun its second task, so that one is known to be done; and the
+    first does not end that one before, or it would do all while the other's worker starts.
+    """
+    flag = Path("flag")
+
+    def uses():
+        return int(flag.read_text() or 0) if flag.exists() else 0
+
+    if HERE != SECOND and Path("first").exists():
+        Path("first-again").touch()
+        until(lambda: uses() > 3)
+    elif HERE != SECOND:
+        Path("first").touch()
+    else:
+        count = uses()
         flag.write_text(str(count + 1))
         if count == 3:
+            until(Path("first-again").exists)
             if how == "driver":
                 facts = Path(os.environ["MUSTER_DEVICE_FACTS"])
                 beside = facts.with_suffix(".new")

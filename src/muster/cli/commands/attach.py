@@ -278,10 +278,11 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
                 ends[text] = end
                 if not flags.json:
                     output.say(end.sentence)
-        left_s = due_s - time.monotonic()
-        if len(ends) == len(runs) or (flags.any and ends) or left_s <= 0:
+        if len(ends) == len(runs) or (flags.any and ends):
             return ends
-        for text, run in runs.items():  # else one would wait for ever, and not know for what
+        # Else one would wait for ever, and not know for what. Also where the time is over: a SLURM
+        # that does not answer may have taken all of it.
+        for text, run in runs.items():
             if (
                 text not in ends
                 and text not in told
@@ -289,6 +290,8 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
             ):
                 output.remark(why)
                 told.add(text)
+        if (left_s := due_s - time.monotonic()) <= 0:
+            return ends
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
 
 
