@@ -71,7 +71,7 @@ class SlurmCluster:
     def await_state(self, job_id: str, *states: str, timeout_s: float = _WAIT_S) -> str:
         deadline = time.monotonic() + timeout_s
         while (state := self.state(job_id)) not in states:
-            assert time.monotonic() < deadline, f"job {job_id} is {state}, not {states}"
+            assert time.monotonic() < deadline, f"{state}, not {states}: {self.job(job_id)}"
             time.sleep(0.1)
         return state
 
@@ -83,17 +83,6 @@ class SlurmCluster:
         words = ["sbatch", "--parsable", "--partition=urgent", "--exclusive", "--output=/dev/null"]
         where = [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", "--chdir=/"]
         return self.run(*words, *where, f"--wrap=sleep {seconds:g}").strip()
-
-    def requeue_now(self, job_id: str) -> None:
-        """Spare a requeued job the pause of some 6 seconds before it may begin again.
-
-        A job that begins while a node still clears up after its last start fails.
-        """
-        deadline = time.monotonic() + _WAIT_S
-        while self.processes(job_id) or self.run("sinfo", "-h", "-t", "completing").strip():
-            assert time.monotonic() < deadline, f"job {job_id} does not leave its nodes"
-            time.sleep(0.1)
-        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
     def node_down(self, node: str) -> None:
         """The node loses power: everything on it is killed, and SLURM knows."""
