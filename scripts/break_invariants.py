@@ -256,8 +256,8 @@ BREAKS = [
     Break(
         "patched-block",
         "in a block that is read as a whole, each task has its own attempt",
-        '"token <> ? OR outcome',
-        '"? IS NULL OR outcome',
+        '"AND token = ? AND outcome',
+        '"AND ? IS NOT NULL AND outcome',
         "test_plain_blocks.py",
         "not_alike",
     ),
