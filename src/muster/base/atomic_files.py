@@ -114,8 +114,9 @@ def sweep_idle(folder: Path, now_s: float, idle_s: float = 3600.0) -> None:
         for entry in entries:
             if not _LEFT.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
-            if now_s - entry.stat(follow_symlinks=False).st_mtime > idle_s:
-                Path(entry).unlink()
+            with suppress(OSError):  # another's, or gone meanwhile
+                if now_s - entry.stat(follow_symlinks=False).st_mtime > idle_s:
+                    Path(entry).unlink()
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -116,9 +116,10 @@ def with_names_read(text: str) -> str:
 
 def _read(found: re.Match[str]) -> str:
     try:
-        return found[0].encode("ascii", "surrogateescape").decode()
+        meant = found[0].encode("ascii", "surrogateescape").decode()
     except UnicodeDecodeError:
         return found[0]
+    return found[0] if _UNSEEN.search(meant) else meant
 
 
 def one_line(text: str, most: int = _MOST_CHARS) -> str:

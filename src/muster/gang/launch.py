@@ -305,7 +305,7 @@ class _Launch:
             code=-processes.KILL if told["code"] is None else told["code"],
             time_s=told["time_s"],
             was_stopped=told["was_stopped"],
-            error=rank_error_of(told["error"]),
+            error=rank_error_of(told.get("error")),
             tail=last_lines(log, _TAIL_LINES, start=start, end=size),
         )
 

@@ -174,17 +174,25 @@ def word_of(
     )
 
 
-def rejected_by(run: Run) -> int | None:
+def rejected_by(run: Run, *, if_published: bool = False) -> int | None:
     """How many records a map has rejected, by all of its stages: it ends with 1 then, though no
-    attempt has failed. None of a run of another kind.
+    attempt has failed. None of a run of another kind, and where its files cannot be read.
+
+    ``if_published``: None as well of a map that is not finished, of which every chunk is asked.
     """
     if not run.stored.is_map:
         return None
     from muster.api.maps.publish import tally
     from muster.api.report.map import stage_folders
 
-    def of(stage: RunFolder) -> int:
-        known = read_object(stage.published_json).get("rejected")  # else each chunk is asked
-        return known if isinstance(known, int) else tally(stage).num_rejected
+    def of(stage: RunFolder) -> int | None:
+        known = read_object(stage.published_json).get("rejected")
+        if isinstance(known, int):
+            return known
+        return None if if_published else tally(stage).num_rejected
 
-    return sum(map(of, stage_folders(run.folder)))
+    try:
+        numbers = [of(stage) for stage in stage_folders(run.folder)]
+    except (OSError, ValueError, LookupError):  # what can be read of the run is shown all the same
+        return None
+    return sum(number for number in numbers if number) if None not in numbers else None

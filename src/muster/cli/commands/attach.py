@@ -155,13 +155,14 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
 
 class _Ranks:
     """The logs of ranks, from where they end now, also of ranks that come; without the tracebacks
-    that end them, of which the report shows the culprit's.
+    that end them, of which the report shows the culprit's, where there is a report.
     """
 
     def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
         self._folder = folder
         self._hear = hear
         self._tails: dict[int, Tail] = {}
+        self._shows_all = False
         self._look()
 
     def _look(self, start: int | None = None) -> None:
@@ -173,9 +174,10 @@ class _Ranks:
 
     def _traceback_start(self, rank: int) -> int | None:
         error = read_rank_error(self._folder.rank_error(rank))
-        return error.log_start if error is not None else None
+        return error.log_start if error is not None and not self._shows_all else None
 
     def read(self, is_last: bool) -> None:
+        self._shows_all = is_last and not last_report(self._folder)  # its launcher was killed
         self._look(start=0)
         for tail in self._tails.values():
             tail.read(is_last=is_last)

@@ -88,13 +88,16 @@ def main(argv: list[str]) -> int:
 
 def _write(path: Path, text: str) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        data = text.encode()
     except UnicodeEncodeError:
-        path.unlink()
         raise UsageError(f"{path}: a word of the command is not UTF-8, as TOML must be.") from None
+    is_ours = False
+    try:
+        with path.open("xb") as file:
+            is_ours = True
+            file.write(data)
     except OSError as error:
-        if not isinstance(error, FileExistsError):
+        if is_ours:
             with suppress(OSError):
                 path.unlink()
         raise explain_os_error(error, "write", path, other="name another file") from error

@@ -94,7 +94,7 @@ def list_runs(argv: list[str]) -> int:
         try:
             found, created = run.status(), iso_utc(run.stored.created_s)
             array = array_of(run, asks_slurm=False)  # once for each run would take long
-            num_rejected = None if found.is_running else rejected_by(run)
+            num_rejected = None if found.is_running else rejected_by(run, if_published=True)
         except MusterError as error:
             # One run that cannot be read does not hide the others.
             damaged.append(f"{run.folder.name}: {str(error).splitlines()[0]}")
