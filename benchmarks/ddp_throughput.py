@@ -44,8 +44,6 @@ from measuring import goal, installed, interval, machine, summary, table, write_
 PROGRAM = Path(__file__).parent / "programs" / "mlp.py"
 _BLOCK = 16
 GOAL = 0.97
-#: A raw loop that agrees on each step over all ranks, as muster does, measured apart.
-BOUNDS = {"two ranks": "0.934: a raw loop whose ranks agree on each step (decision 0006)"}
 #: What takes turns with the raw loop in one process.
 TURNS = {
     "muster": [],
@@ -243,14 +241,13 @@ def report(case: Case, found: dict[str, list[Found]]) -> dict[str, Any]:
     return record
 
 
-def judge(what: str, found: dict[str, Any], bound: str) -> None:
+def judge(what: str, found: dict[str, Any]) -> None:
     """CPU seconds decide: other programs on the machine change them least."""
     for name, values in found.items():
         share = values["of_raw"]["median"]
         low, high = (values["of_raw"][name] for name in ("low", "high"))
         goal(f"{what}, {name}, of the raw loop (CPU)", f"≥ {GOAL}",
-             f"{share:.3f} [{low:.3f}, {high:.3f}]", share >= GOAL,
-             bound="" if "own AdamW" in name else bound)  # fmt: skip
+             f"{share:.3f} [{low:.3f}, {high:.3f}]", share >= GOAL)  # fmt: skip
 
 
 def main() -> None:
@@ -277,7 +274,7 @@ def main() -> None:
         if args.only is None or "turns" in args.only:
             # The first turn is nobody's: it is left out there.
             record[what] = take_turns(replace(case, steps=(args.turns + 1) * case.turn), names)
-            judge(what, record[what], BOUNDS.get(what, ""))
+            judge(what, record[what])
     if args.only is None or "ddp" in args.only:
         record["ddp"] = report(ddp, run_case(ddp, peers, args.repeats))
     if args.only is None or "tiny" in args.only:

@@ -1,15 +1,16 @@
 """This process's place in the gang: its device, its process groups, and how ranks agree.
 
-All ranks decide together, by small sums over a gloo group of their own, before anyone acts: a rank
-that acted on what it alone knows would leave the others waiting in a collective.
+All ranks decide together, by small sums over sockets or a gloo group of their own, before anyone
+acts: a rank that acted on what it alone knows would leave the others waiting in a collective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from muster.base.settings import variable
 from muster.base.shown_text import count
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology
+from muster.rank.peer_sockets import MOST_NUMBERS, connect_peers
 
 _COLLECTIVE = "an agreement"
 
@@ -39,29 +41,26 @@ def _waiting() -> Iterator[None]:
 
 
 class Pending:
-    """A sum on its way; ``wait`` gives it, in float64."""
+    """A sum on its way; ``wait`` gives it, in float64. ``end`` returns when it is there."""
 
-    def __init__(self, values: torch.Tensor | list[float], work: Any) -> None:
-        self._values = values
-        self._work = work
+    def __init__(self, end: Callable[[], list[float]]) -> None:
+        self._end = end
 
     def wait(self) -> list[float]:
-        if isinstance(self._values, list):
-            return self._values
         BEACON.collective = _COLLECTIVE  # once per step: no context manager here
-        self._work.wait()
+        result = self._end()
         BEACON.collective = ""
-        result: list[float] = self._values.tolist()
         return result
 
 
 class Council:
     """The ranks' control channel. With one rank every call answers at once.
 
-    The group is gloo even where gradients travel over NCCL, so that nothing here waits for a
-    GPU. Its timeout is long, because rank 0 may work alone for a while (on a large checkpoint, or
-    in the task's ``finish``): a rank that has died is noticed by its connection, and one that hangs
-    by the watchdog, which knows which rank is busy saving.
+    Small sums go through sockets where all ranks are on one host, and else through gloo as all the
+    rest does, even where gradients travel over NCCL: nothing here waits for a GPU. Its timeout is
+    long, because rank 0 may work alone for a while (on a large checkpoint, or in the task's
+    ``finish``): a rank that has died is noticed by its connection, and one that hangs by the
+    watchdog, which knows which rank is busy saving.
     """
 
     def __init__(self, rank: int, num_ranks: int, timeout_s: float = 3 * 3600.0) -> None:
@@ -74,13 +73,31 @@ class Council:
             if num_ranks > 1
             else None
         )
+        self._peers = (
+            connect_peers(rank, num_ranks, self.gather, timeout_s) if num_ranks > 1 else None
+        )
 
     def add(self, values: Sequence[float]) -> Pending:
-        """Start adding ``values`` over the ranks; every rank gives as many."""
+        """Start adding ``values`` over the ranks; every rank gives as many. The sum is waited for
+        before the next one is begun.
+        """
         if self._group is None:
-            return Pending(list(values), None)
+            return Pending(partial(list, values))
+        if self._peers is not None and len(values) <= MOST_NUMBERS:
+            return Pending(partial(self._peers.end, self._peers.begin(values)))
         tensor = torch.tensor(values, dtype=torch.float64)
-        return Pending(tensor, dist.all_reduce(tensor, group=self._group, async_op=True))
+        work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
+
+        def end() -> list[float]:
+            work.wait()
+            result: list[float] = tensor.tolist()
+            return result
+
+        return Pending(end)
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
 
     def any(self, flag: bool) -> bool:
         return self.add([float(flag)]).wait()[0] > 0
@@ -204,17 +221,19 @@ def joined(
                 f"same, and torch sees {torch.cuda.device_count()}.",
                 hint="start as many ranks per node as it has GPUs.",
             ) from error
+    rank = 0 if topology is None else topology.rank
     has_failed = True
     try:
-        yield Gang(
-            rank=0 if topology is None else topology.rank,
-            local_rank=local_rank,
-            num_ranks=num_ranks,
-            device=device,
-            devices=_devices(device, num_devices),
-            council=Council(0 if topology is None else topology.rank, num_ranks),
-            restart_count=0 if topology is None else topology.restart_count,
-        )
+        with closing(Council(rank, num_ranks)) as council:
+            yield Gang(
+                rank=rank,
+                local_rank=local_rank,
+                num_ranks=num_ranks,
+                device=device,
+                devices=_devices(device, num_devices),
+                council=council,
+                restart_count=0 if topology is None else topology.restart_count,
+            )
         has_failed = False
     finally:
         # NCCL's end waits for all ranks; after an error the others may be in a collective still,

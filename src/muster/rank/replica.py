@@ -238,8 +238,7 @@ class DistributedReplica(Replica):
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:
-            self._sync.begin()
-            return NOTHING
+            return self._sync
         assert isinstance(self.wrapped, DistributedDataParallel)
         context: AbstractContextManager[Any] = self.wrapped.no_sync()
         return context

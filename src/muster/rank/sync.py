@@ -46,7 +46,8 @@ class Marks:
 
 
 class GradientSync:
-    """A communication hook for DistributedDataParallel that *adds* gradients over the ranks.
+    """A communication hook for DistributedDataParallel that *adds* gradients over the ranks, and
+    the context for the forward and backward that it is for: behind it the gradients are added up.
 
     The loss is a sum divided by the global count already, so nothing is divided again. It keeps
     the layout of the buckets, so that a rank that has run out of memory in the middle of a
@@ -67,6 +68,7 @@ class GradientSync:
         self.at_last: Callable[[], None] | None = None
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
+        self._travelling: list[dist.Work] = []
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._marks = Marks()
         BEACON.own_done = self.own_done
@@ -119,20 +121,33 @@ class GradientSync:
                 self._events[1].record()
                 self._marks.add(self._events[1], is_own=True)
         self.last_start_s = time.perf_counter()
-        # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
-        # buckets at its end.
+        # Not waited for here: the backward goes on while the bucket travels.
         work = dist.all_reduce(buffer, async_op=True)
         if bucket.is_last() and self.at_last is not None:
             call, self.at_last = self.at_last, None
             call()
+        future: torch.futures.Future[Tensor]
+        if buffer.device.type == "cpu":
+            # The gradients are views of the buffer, in which gloo adds: DDP, which waits for a
+            # bucket only to copy it, may go on, and the wait is at the end of this context. A
+            # callback would have gloo's thread wait for the interpreter, 3 % of a small step.
+            self._travelling.append(work)
+            future = torch.futures.Future()
+            future.set_result(buffer)
+            return future
         # Complex numbers travel as pairs of real ones, and DDP wants its own buffer back.
         result = (lambda _: buffer) if buffer.is_complex() else _first
-        future: torch.futures.Future[Tensor] = work.get_future().then(result)
+        future = work.get_future().then(result)
         return future
 
-    def begin(self) -> None:
-        """Prepare for a backward that synchronises."""
+    def __enter__(self) -> None:
         self.num_started, self.is_complete, self.at_last = 0, False, None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        travelling, self._travelling = self._travelling, []  # which hold their buckets
+        if kind is None:  # else the other ranks may never come to them
+            for work in travelling:
+                work.wait()
 
     def finish_empty(self) -> None:
         """Take part with zeros in the collectives of this backward that are still to come."""
