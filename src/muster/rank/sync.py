@@ -68,7 +68,7 @@ class GradientSync:
         self.at_last: Callable[[], None] | None = None
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
-        self._travelling: list[dist.Work] = []
+        self._travelling: list[Any] = []  # what gloo has begun
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._marks = Marks()
         BEACON.own_done = self.own_done
