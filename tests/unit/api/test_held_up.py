@@ -168,7 +168,7 @@ def test_what_holds_a_run_up_is_told_wherever_one_looks(
 
 @pytest.mark.parametrize(
     "command",
-    ["status", "why", "attach", "wait", "logs", "monitor", "errors", "cancel", "report", "metrics",
+    ["status", "why", "attach", "logs", "monitor", "errors", "cancel", "report", "metrics",
      "export", "best", "resume", "retry"],
 )  # fmt: skip
 def test_a_first_start_that_waits_is_no_unknown_run(
@@ -181,6 +181,17 @@ def test_a_first_start_that_waits_is_no_unknown_run(
             assert "to take it out of the queue: kill 4711" in refused.stderr
             waits = "has not begun: a run of this name waits for GPUs, in process 4711."
             assert f"{name} {waits}" in refused.stderr
+
+
+def test_a_first_start_that_waits_is_waited_for(
+    tmp_path: Path, leases: Path, muster_main: MusterCli
+) -> None:
+    with queued(leases, tmp_path / "runs" / "later", 4711):
+        for name in ("later", "runs/later"):
+            done = muster_main("wait", name, "--timeout", "0.1s")
+            assert done.returncode == 124
+            assert "a run of this name waits for GPUs, in process 4711" in done.stderr
+            assert "later: not over after" in done.stderr
 
 
 def test_the_list_names_first_starts_that_wait(
