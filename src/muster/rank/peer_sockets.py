@@ -21,7 +21,7 @@ _MOST_RANKS = 32
 _RANK = struct.Struct("i")
 #: In front of the numbers: which sum it is, and how many they are.
 _HEAD = struct.Struct("II")
-#: Else the next part that is sent to a rank that has died ends this one, if its program lets it.
+#: Else a program that has set SIGPIPE to its default would be ended by sending to a dead rank.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
