@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -600,7 +601,7 @@ def test_forked_ranks_pay_for_their_imports_once(tmp_path: Path) -> None:
 def test_the_error_of_an_entry_is_told(tmp_path: Path) -> None:
     done = call(tmp_path, "fail", {}, "fork")
     assert done.returncode == 1
-    assert "rank 0 of 4 failed: KeyError: 'of mine'" in done.stdout
+    assert re.search(r"rank \d of 4 failed: KeyError: 'of mine'", done.stdout)  # which is chance
     assert "failed in the same way" in done.stdout
     assert "in fail" in done.stdout and "nursery" not in done.stdout
 

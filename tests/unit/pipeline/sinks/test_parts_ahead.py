@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.processes import command_line
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.atomic_files import sweep
 from muster.base.errors import MusterError, SetupError, UsageError
+from muster.pipeline import apart
 from muster.pipeline.sinks.formats import SinkSpec, spec_of
 from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
@@ -115,19 +117,19 @@ def file_of(spec: SinkSpec) -> Path:
     return path
 
 
+def writers() -> list[psutil.Process]:
+    """Our processes that write ahead: tests before this one may have left others."""
+    return [one for one in psutil.Process().children() if apart.__name__ in command_line(one)]
+
+
 def process_at(spec: SinkSpec) -> psutil.Process:
     """The process that has the file open."""
     for _ in range(1200):
-        for child in psutil.Process().children():
+        for child in writers():
             if str(file_of(spec)) in [file.path for file in child.open_files()]:
                 return child
         time.sleep(0.05)
     raise AssertionError("nobody writes")
-
-
-def is_busy() -> bool:
-    """Whether a process of ours still runs."""
-    return bool(psutil.Process().children())
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1, 3, 4])
@@ -144,7 +146,7 @@ def test_a_part_of_it_or_all_may_be_written_ahead(
     assert spec.path.read_bytes() == expected
     assert (merged.num_rows, merged.num_bytes) == (12, len(expected))
     assert names(spec.path.parent) == {"parts", spec.path.name}
-    assert not is_busy()
+    assert not writers()
 
 
 @pytest.mark.parametrize("what", ["torn", "gone", "of other chunks", "of another schema"])
@@ -189,7 +191,7 @@ def test_a_failure_ahead_leaves_no_file_and_the_merge_makes_it_all(
             ahead.sync()
         ahead.add(four[1])
     assert names(tmp_path) == {"parts"}
-    assert not is_busy()
+    assert not writers()
     assert not any(map(ahead.add, four))
     merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
     found = spec.path.read_bytes()
@@ -230,7 +232,7 @@ def test_a_process_that_is_killed_costs_no_more_than_its_work(
         assert ahead.add(four[0])
         process_at(spec).kill()
     else:
-        [process] = psutil.Process().children()
+        [process] = writers()
         process.kill()
         ahead.add(four[0])
     merge(four, spec, errors=tmp_path / "errors.jsonl", ahead=ahead)
@@ -247,7 +249,7 @@ def test_what_is_discarded_leaves_neither_a_process_nor_a_file(
     assert ahead.add(four[0])
     process_at(spec)
     ahead.discard()
-    assert not is_busy()
+    assert not writers()
     assert names(tmp_path) == {"parts"}
 
 
