@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ import pexpect
 import pyarrow.parquet as pq
 import pytest
 
+from muster.cli.commands.monitor import UNKNOWN
 from muster.cli.main import main
 
 MUSTER = [sys.executable, "-m", "muster"]
@@ -96,18 +96,14 @@ def test_a_log_of_a_host_without_gpu_and_one_header_after_two_starts(folder: Pat
             "gpu_usage.csv",
         )
         assert done.returncode == 0, done.stderr
-        assert re.search(r"cpu \d+ % mem .* GiB", done.stdout)
+        # The first sample knows no rate yet, and a busy machine may have no other.
+        assert re.search(rf"cpu (\d+ %|{UNKNOWN}) mem .* GiB", done.stdout)
         assert "\x1b" not in done.stdout
     text = (folder / "gpu_usage.csv").read_text()
     assert text.count("time_utc") == 1
     rows = read(folder / "gpu_usage.csv")
-    began = [datetime.fromisoformat(row["time_utc"]) for row in rows]
-    began = [
-        time - timedelta(seconds=float(row["elapsed_s"]))
-        for time, row in zip(began, rows, strict=True)
-    ]
-    gaps = [(later - before).total_seconds() for before, later in pairwise(began)]
-    assert sum(gap > 0.1 for gap in gaps) == 1, "the elapsed time is that of each start"
+    elapsed = [float(row["elapsed_s"]) for row in rows]
+    assert sum(later <= before for before, later in pairwise(elapsed)) == 1, "since each start"
     assert len(rows) <= 8  # at 0, 0.1, 0.2 and 0.3 s, twice; a busy machine misses some
     assert {row["device"] for row in rows} == {"host"}
     assert int(rows[1]["memory_total_mib"]) > 0
@@ -222,8 +218,11 @@ def test_sampling_may_end_before_the_command(folder: Path) -> None:
 LISTENER = """
 import signal, sys, time
 heard = []
+def hear(number, frame):
+    heard.append(number)
+    print("hears", int(number), flush=True)
 for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
-    signal.signal(getattr(signal, name), lambda number, frame: heard.append(number))
+    signal.signal(getattr(signal, name), hear)
 print("ready", flush=True)
 while signal.SIGTERM not in heard and len(heard) < 2:
     time.sleep(0.02)
@@ -242,11 +241,12 @@ def test_signals_are_passed_on(folder: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
+        first, second = int(signal.SIGUSR1), int(signal.SIGTERM)
+        process.send_signal(first)
+        assert process.stdout.readline() == f"hears {first}\n"
+        process.send_signal(second)
         out, _ = process.communicate(timeout=300)
-    assert out == f"heard {int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
+    assert out == f"hears {second}\nheard {first} {second}\n"
     assert process.returncode == 5
 
 
