@@ -26,15 +26,34 @@ from muster.run.folder import RunFolder
 def test_a_failure_is_never_told_as_exit_code_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: str, log: str | None, says: str
 ) -> None:
-    command = tmp_path / "bin" / "scontrol"
+    job = failed_job(tmp_path, monkeypatch, fields, log)
+    end = follow(job, lambda line: None, lambda line: None)
+    assert end.sentence.startswith("SLURM job 7 ") and says in end.sentence
+    assert end.exit_code != 0
+
+
+@pytest.mark.parametrize(("is_new", "heard"), [(True, ["out"]), (False, [])])
+def test_a_job_that_is_over_before_it_is_followed_is_heard_where_it_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, heard: list[str]
+) -> None:
+    job = failed_job(tmp_path, monkeypatch, "ExitCode=3:0", "out", is_new=is_new)
+    lines: list[str] = []
+    follow(job, lines.append, lambda line: None)
+    assert lines == heard
+
+
+def failed_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: str, log: str | None, *,
+    is_new: bool = False,
+) -> SlurmJob:  # fmt: skip
+    """A job of which the controller says that it has failed; ``log``: what it has printed."""
+    command = folder / "bin" / "scontrol"
     command.parent.mkdir()
     command.write_text(f"#!/bin/sh\necho JobId=7 JobState=FAILED {fields}\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-    job = SlurmJob(folder=RunFolder(tmp_path / "run"), job_id="7", is_new=False)
+    job = SlurmJob(folder=RunFolder(folder / "run"), job_id="7", is_new=is_new)
     job.log.parent.mkdir(parents=True)
     if log is not None:
         job.log.write_text(log)
-    end = follow(job, lambda line: None, lambda line: None)
-    assert end.sentence.startswith("SLURM job 7 ") and says in end.sentence
-    assert end.exit_code != 0
+    return job

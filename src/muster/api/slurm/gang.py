@@ -195,7 +195,8 @@ def follow(job: SlurmJob, hear: Callable[[str], None], say: Callable[[str], None
 
     A KeyboardInterrupt leaves the job as it is. Raises SetupError for a job that can never start.
     """
-    tail = Tail(job.log, hear, lambda: None)
+    # A job that was submitted just now may already have printed, or be over.
+    tail = Tail(job.log, hear, start=0 if job.is_new else None)
     status = follow_job(job.job_id, tail.read, say)
     # The log's end may come later than the job's, over a network file system.
     deadline = time.monotonic() + (_FILE_S if job.is_new else 0.0)
