@@ -320,6 +320,38 @@ def test_cancel_takes_a_start_that_waits_out_of_the_queue(
     assert "nothing to cancel" in muster_main("cancel", str(folder.path)).stdout
 
 
+def test_cancel_takes_a_first_start_out_of_the_queue(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    """It was refused with the hint to kill the process."""
+    path = tmp_path / "runs" / "later"
+    with queued(leases, path, other.pid):  # a number that another process has by now
+        refused = muster_main("cancel", "later")
+        assert (refused.returncode, other.poll()) == (2, None)
+        assert "has not begun: a run of this name waits for GPUs" in refused.stderr
+    words = [sys.executable, "-c", WAITING, str(leases), str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as start:
+        try:
+            assert start.stdout is not None and start.stdout.readline() == b"waits\n"
+            time.sleep(0.25)  # what waits is looked up five times a second
+            assert "of the queue: muster cancel later\n" in muster_main("status", "later").stderr
+            refused = muster_main("cancel", "later", "--task", "1")
+            assert refused.returncode == 2 and "has not begun" in refused.stderr
+            start.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, start.pid, os.WSTOPPED)
+            cancelled = muster_main("cancel", "runs/later")
+            start.send_signal(signal.SIGCONT)
+            assert start.wait(timeout=10) == -signal.SIGTERM
+        finally:
+            start.kill()
+    assert cancelled.stdout == (
+        f"later: told its first start to end, which waited for GPUs in process {start.pid}; its "
+        f"process is stopped (Ctrl-Z); to let it go on: kill -CONT {start.pid}\n"
+    )
+    time.sleep(0.25)
+    assert "Unknown run" in muster_main("cancel", "later").stderr
+
+
 def test_a_start_by_an_earlier_version_is_told_of_but_not_waited_for(
     leases: Path, tmp_path: Path, muster_main: MusterCli
 ) -> None:

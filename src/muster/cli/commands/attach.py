@@ -8,6 +8,7 @@ import math
 import os
 import re
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from muster.api.experiments.experiment import find_experiment
+from muster.api.experiments.experiment import ExperimentFolder
 from muster.api.experiments.watching import (
     End,
+    QueuedRun,
     Waited,
     as_now,
     end_if_over,
@@ -32,13 +34,14 @@ from muster.api.experiments.watching import (
     what_it_waits_for,
     why_unknown,
 )
-from muster.api.look.listing import array_of, job_of, word_of
+from muster.api.look.listing import array_of, job_of, stopped_sentence, word_of
 from muster.api.runs import Run
 from muster.api.start.queued_starts import process_to_end
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.journal import Tail
+from muster.base.processes import send_signal
 from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted, handled
 from muster.cli import output
@@ -285,11 +288,8 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
         # Else one would wait for ever, and not know for what. Also where the time is over: a SLURM
         # that does not answer may have taken all of it.
         for text, run in runs.items():
-            if (
-                text not in ends
-                and text not in told
-                and (why := why_unknown(run) or what_it_waits_for(run))
-            ):
+            is_new = text not in ends and text not in told
+            if is_new and (why := why_unknown(run) or what_it_waits_for(run)):
                 output.remark(why)
                 told.add(text)
         if (left_s := due_s - time.monotonic()) <= 0:
@@ -314,6 +314,8 @@ class _Cancel(LookFlags):
 
 _CANCEL = """Cancel what has not ended; what is finished is kept.
 
+A start that waits in the queue for GPUs leaves it, with exit code 75.
+
 Examples:
   muster cancel runs/train-1a2b3c
   muster cancel runs/train-1a2b3c --task 12 40
@@ -322,12 +324,17 @@ Examples:
 
 def cancel(argv: list[str]) -> int:
     flags = parse(_Cancel, argv, "cancel", _CANCEL)
-    if (experiment := find_experiment(flags.run)) is not None:
+    found = open_waited(flags.run)
+    if isinstance(found, ExperimentFolder):
         from muster.cli import experiment_look
 
-        run = experiment_look.cancel(experiment)
+        run = experiment_look.cancel(found)
     else:
-        run = latest(open_watched(flags.run))
+        if isinstance(found, QueuedRun):
+            if not flags.task and (start := process_to_end(found.path)) is not None:
+                return _cancel_first_start(found.path.name, start, flags)
+            found = open_watched(flags.run)  # which says what it is, unless it has begun now
+        run = latest(found)
     if flags.task:
         return _cancel_tasks(run, flags)
     is_gang, job = run.stored.is_gang, job_of(run)
@@ -360,8 +367,20 @@ def cancel(argv: list[str]) -> int:
     return 0
 
 
+def _cancel_first_start(name: str, start: int, flags: _Cancel) -> int:
+    """Nothing of it is on disk: it leaves the queue, as it does when it is interrupted."""
+    how = _waited(start)  # before it has ended
+    send_signal(start, signal.SIGTERM)
+    if flags.json:
+        output.say_json({"run": name, "asked_coordinator": True, "changed": True})
+    else:
+        output.say(f"{name}: told its first start to end, {how}")
+    return 0
+
+
 def _waited(start: int) -> str:
-    return f"which waited for GPUs in process {start}"
+    stopped = stopped_sentence(start)
+    return f"which waited for GPUs in process {start}{stopped and f'; {stopped}'}"
 
 
 _OF_CANCELLED = {
