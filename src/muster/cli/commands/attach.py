@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import select
 import signal
 import sys
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 from muster.api.experiments.experiment import ExperimentFolder
@@ -40,22 +38,18 @@ from muster.api.start.queued_starts import process_to_end
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
-from muster.base.journal import Tail
 from muster.base.processes import send_signal
 from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted, handled
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
-from muster.cli.gang import GangShownFlags, TrainScreen, gang_audience
+from muster.cli.gang import GangShownFlags, RankLogs, TrainScreen, gang_audience
 from muster.cli.parse import RunPlace, parse
 from muster.farm.view import view_of
-from muster.gang.blame import read_rank_error
-from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.run.state import last_report, live_picture
 
 _TURN_S = 0.2
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +132,10 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
     stored, shown = run.stored, GangShownFlags(all_ranks=all_ranks)
     if stored.is_program:
         hear = gang_audience((), all_ranks=all_ranks, level="info").hear
-        yield _Ranks(run.folder, hear).read
+        yield RankLogs(run.folder, hear).read
     elif stored.is_gang:
         with TrainScreen(run.folder, shown, ()) as screen:
-            yield _Ranks(run.folder, screen.audience.hear).read
+            yield RankLogs(run.folder, screen.audience.hear).read
     else:
         is_live = output.is_terminal() and sys.stderr.isatty()
         with output.LiveScreen() if is_live else output.PlainScreen(output.say) as farm:
@@ -154,36 +148,6 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
                     farm.show(view)
 
             yield show
-
-
-class _Ranks:
-    """The logs of ranks, from where they end now, also of ranks that come; without the tracebacks
-    that end them, of which the report shows the culprit's, where there is a report.
-    """
-
-    def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
-        self._folder = folder
-        self._hear = hear
-        self._tails: dict[int, Tail] = {}
-        self._shows_all = False
-        self._look()
-
-    def _look(self, start: int | None = None) -> None:
-        for path in self._folder.logs.glob("rank-*.log"):
-            found = _RANK_LOG.fullmatch(path.name)
-            if found is not None and (rank := int(found[1])) not in self._tails:
-                hear, hidden_from = partial(self._hear, rank), partial(self._traceback_start, rank)
-                self._tails[rank] = Tail(path, hear, hidden_from, start=start)
-
-    def _traceback_start(self, rank: int) -> int | None:
-        error = read_rank_error(self._folder.rank_error(rank))
-        return error.log_start if error is not None and not self._shows_all else None
-
-    def read(self, is_last: bool) -> None:
-        self._shows_all = is_last and not last_report(self._folder)  # its launcher was killed
-        self._look(start=0)
-        for tail in self._tails.values():
-            tail.read(is_last=is_last)
 
 
 @contextmanager
