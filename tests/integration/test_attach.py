@@ -138,8 +138,8 @@ def test_the_traceback_of_a_rank_that_starts_again_is_not_shown_later(tmp_path: 
 
     def fail(message: str) -> None:
         start = folder.rank_log(0).stat().st_size
-        record = {"type": "E", "message": message, "frames": [], "time_s": start, "log_start": start}
-        write_json(folder.rank_error(0), record)
+        record = {"type": "E", "message": message, "frames": [], "time_s": start}
+        write_json(folder.rank_error(0), {**record, "log_start": start})
 
     def said() -> list[str]:
         logs.read(is_last=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from muster.api.gangs.gang import GangPlan
 from muster.api.gangs.work import GangAudience, GangEnding, GangWork
