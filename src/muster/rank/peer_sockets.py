@@ -6,9 +6,12 @@ its numbers to every other and adds up what it gets: a tenth of the processor ti
 
 from __future__ import annotations
 
+import math
+import select
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +26,7 @@ _RANK = struct.Struct("i")
 _HEAD = struct.Struct("II")
 #: Else a program that has set SIGPIPE to its default would be ended by sending to a dead rank.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class PeerSockets:
@@ -34,12 +38,9 @@ class PeerSockets:
 
     def __init__(self, sockets: Sequence[socket.socket | None], timeout_s: float) -> None:
         self._sockets = sockets
+        self._timeout_s = timeout_s
         self._own: tuple[float, ...] | None = None  # of the sum that has begun
         self._number = 0
-        for each in filter(None, sockets):
-            # By the kernel: Python's own timeouts would poll before every call.
-            limit = struct.pack("ll", int(timeout_s), 0)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def begin(self, values: Sequence[float]) -> int:
         """Send this rank's part of a sum; `end` gives it, by the number that this returns."""
@@ -61,9 +62,9 @@ class PeerSockets:
         if self._own is None or number != self._number:
             raise RuntimeError(f"sum {number} was not waited for before the next one was begun")
         head, own, self._own = self._head(), self._own, None
-        form = struct.Struct(f"{len(own)}d")
+        form, until_s = struct.Struct(f"{len(own)}d"), time.monotonic() + self._timeout_s
         parts = [
-            own if each is None else form.unpack(_received(rank, each, form.size, head))
+            own if each is None else form.unpack(_received(rank, each, form.size, head, until_s))
             for rank, each in enumerate(self._sockets)
         ]
         return [sum(column) for column in zip(*parts, strict=True)]
@@ -77,12 +78,20 @@ class PeerSockets:
             each.close()
 
 
-def _received(rank: int, peer: socket.socket, size: int, head: bytes = b"") -> bytes:
+def _received(
+    rank: int, peer: socket.socket, size: int, head: bytes = b"", until_s: float = math.inf
+) -> bytes:
     """What comes from a rank behind ``head``."""
     data = b""
     while len(data) < len(head) + size:
         try:
-            part = peer.recv(len(head) + size - len(data))
+            part = peer.recv(len(head) + size - len(data), _NO_WAIT)
+        except BlockingIOError:
+            if not _has_news(peer, until_s):
+                raise RuntimeError(
+                    f"rank {rank}: timed out waiting for its part of an agreement"
+                ) from None
+            continue
         except OSError as error:
             raise _gone(rank, error) from None
         if not part:
@@ -93,9 +102,16 @@ def _received(rank: int, peer: socket.socket, size: int, head: bytes = b"") -> b
     return data[len(head) :]
 
 
+def _has_news(peer: socket.socket, until_s: float) -> bool:
+    """Wait for it until then. The kernel's limit for a call (SO_RCVTIMEO) would begin anew with
+    each signal; that of Python's sockets would poll before every call."""
+    poll = select.poll()
+    poll.register(peer, select.POLLIN)
+    left_s = until_s - time.monotonic()
+    return bool(poll.poll(None if left_s == math.inf else max(0.0, left_s) * 1000))
+
+
 def _gone(rank: int, error: OSError) -> RuntimeError:
-    if isinstance(error, BlockingIOError):
-        return RuntimeError(f"rank {rank}: timed out waiting for its part of an agreement")
     return RuntimeError(f"rank {rank}: {error.strerror or error}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -77,6 +78,28 @@ def test_a_rank_whose_peer_has_gone_is_not_taken_for_the_culprit() -> None:
     assert said[0] == "timed out waiting for the others"
     # A socket says "reset" once where its peer has left something unread.
     assert {*said[1:]} == {"broken pipe", "connection reset by peer"}
+
+
+def test_signals_that_come_again_and_again_do_not_make_the_wait_longer() -> None:
+    """As a profiler's timer does; the kernel's own limit began anew with each."""
+    heard = 0
+
+    def hear(*_: object) -> None:
+        nonlocal heard
+        heard += 1
+        assert heard < 100, "it should have given up"
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        with connected(2, timeout_s=0.5) as (first, second):
+            assert first is not None and second is not None
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+            with pytest.raises(RuntimeError, match="timed out waiting"):
+                first.end(first.begin([1.0]))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard > 1
 
 
 def test_what_a_peer_has_sent_before_it_went_is_read() -> None:
