@@ -7,13 +7,14 @@ its numbers to every other and adds up what it gets: a tenth of the processor ti
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,8 @@ def connect_peers(
     """
     if num_ranks > _MOST_RANKS:
         return None
+    if rank == 0:
+        _remove_left(2 * timeout_s)  # each of the two times that they gather may take so long
     with ExitStack() as stack:
         listening = _listen(stack, num_ranks)
         paths = gather(listening and listening.getsockname())
@@ -143,6 +146,16 @@ def connect_peers(
                 each.close()
             return None
     return PeerSockets([found.get(each) for each in range(num_ranks)], timeout_s)
+
+
+def _remove_left(idle_s: float) -> None:
+    """What ranks have left here that were killed while they connected."""
+    for path in Path(tempfile.gettempdir()).glob("muster-*/rank"):
+        with suppress(OSError):  # another user's, or gone meanwhile
+            is_ours = path.parent.lstat().st_uid == os.getuid() and not path.parent.is_symlink()
+            if is_ours and path.is_socket() and time.time() - path.stat().st_mtime > idle_s:
+                path.unlink()
+                path.parent.rmdir()
 
 
 def _listen(stack: ExitStack, num_ranks: int) -> socket.socket | None:
