@@ -20,7 +20,7 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
 
-from muster.api.experiments.watching import is_at_work
+from muster.api.experiments.watching import is_at_work, says_more
 from muster.api.look.listing import held_up
 from muster.api.runs import Run
 from muster.api.start.queued_starts import waiting_process
@@ -192,6 +192,40 @@ def test_a_first_start_that_waits_is_waited_for(
             assert done.returncode == 124
             assert "a run of this name waits for GPUs, in process 4711" in done.stderr
             assert "later: not over after" in done.stderr
+
+
+#: Works on the run at ``sys.argv[1]``, and says later what came of it, as a command does.
+WORKING = """
+import sys, time
+from pathlib import Path
+from muster.run.folder import RunFolder
+from muster.run.session import hold
+folder = RunFolder(Path(sys.argv[1]))
+with hold(folder):
+    print("holds", flush=True)
+    time.sleep(0.8)
+time.sleep(0.5)
+(folder.path / "said").touch()
+"""
+
+
+def test_whoever_waits_finds_what_the_command_says_at_the_end(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    folder = killed("sweep", tmp_path)
+    words = [sys.executable, "-c", WORKING, str(folder.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None and command.stdout.readline() == b"holds\n"
+            assert muster_main("wait", str(folder.path)).returncode == 1
+            assert (folder.path / "said").exists()
+        finally:
+            command.kill()
+    # A program that called Muster is not waited for: it may go on for days.
+    assert says_more(Run(folder.path), other.pid)
+    record = json.loads(folder.run_json.read_text())
+    folder.run_json.write_text(json.dumps({**record, "argv": []}))
+    assert not says_more(Run(folder.path), other.pid)
 
 
 def test_the_list_names_first_starts_that_wait(

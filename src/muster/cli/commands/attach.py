@@ -29,8 +29,10 @@ from muster.api.experiments.watching import (
     open_waited,
     open_watched,
     pause_s,
+    says_more,
     what_it_waits_for,
     why_unknown,
+    working_process,
 )
 from muster.api.look.listing import array_of, job_of, stopped_sentence, word_of
 from muster.api.runs import Run
@@ -50,6 +52,8 @@ from muster.run.session import is_held
 from muster.run.state import last_report, live_picture
 
 _TURN_S = 0.2
+#: How long a command may take that prints, and draws the figures of, a run that is over.
+_LAST_WORDS_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +243,17 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
     meanwhile are opened in ``runs``."""
     due_s = math.inf if flags.timeout_s is None else time.monotonic() + flags.timeout_s
     ends: dict[str, End] = {}
-    told = set[str]()
+    told, workers = set[str](), dict[str, int]()
     while True:
         runs |= {text: as_now(run) for text, run in runs.items()}
         for text, run in runs.items():
-            if text not in ends and (end := end_if_over(run)) is not None:
+            if text in ends:
+                continue
+            if (pid := working_process(run)) is not None:
+                workers[text] = pid
+            if (end := end_if_over(run)) is not None:
+                if text in workers:
+                    _hear_out(run, workers[text], due_s)
                 ends[text] = end
                 if not flags.json:
                     output.say(end.sentence)
@@ -259,6 +269,13 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
         if (left_s := due_s - time.monotonic()) <= 0:
             return ends
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
+
+
+def _hear_out(run: Waited, pid: int, due_s: float) -> None:
+    """Whoever waits reads next what the command prints and draws of a run that is over."""
+    until_s = min(due_s, time.monotonic() + _LAST_WORDS_S)
+    while time.monotonic() < until_s and says_more(run, pid):
+        time.sleep(_TURN_S / 4)
 
 
 def _plain(run: Waited, end: End | None) -> dict[str, object]:
