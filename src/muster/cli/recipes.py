@@ -79,7 +79,7 @@ def map_recipe(word: str) -> MapRecipe | None:
     return _find(word, MapRecipe)
 
 
-def check_new(config: Any, folder: RunFolder, options: SweepOptions | GangOptions) -> None:
+def vet_new(config: Any, folder: RunFolder, options: SweepOptions | GangOptions) -> None:
     """UsageError for what a recipe refuses of a run that begins: an older one may have begun with
     it, and goes on. ``config``: its settings; None where there is no recipe.
     """

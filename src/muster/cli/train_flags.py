@@ -18,7 +18,7 @@ from muster.cli.gang import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.cli.place_of_target import split_target
-from muster.cli.recipes import AGENTS, TASKS, check_new, is_named, train_recipe, unknown
+from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown, vet_new
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
@@ -115,7 +115,7 @@ def train_job(parsed: Parsed) -> tuple[TrainJob, GangOptions]:
         job = job_of_target(name, own, config, **rest)
     options = gang_options(parsed)
     if named.recipe is not None:
-        check_new(parsed.task, job.folder, options)
+        vet_new(parsed.task, job.folder, options)
     return job, options
 
 

@@ -12,7 +12,7 @@ from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
-from muster.cli.recipes import check_new
+from muster.cli.recipes import vet_new
 
 if TYPE_CHECKING:
     from muster.api.maps.job import MapJob
@@ -47,7 +47,7 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
 
     options = parsed.options
     folder = folder_of(parsed.job, options)
-    check_new(parsed.config, folder, options)
+    vet_new(parsed.config, folder, options)
     if parsed.shown.dry_run:
         from muster.api.map import preview
 
