@@ -43,8 +43,8 @@ def require_default(
 ) -> None:
     """Raise UsageError for a field that has no effect, ``beside`` what, and is not its default.
 
-    A recipe that has runs with such a field must not begin to refuse it: they could not be gone on
-    with, nor reported.
+    A recipe that has runs with such a field refuses it in ``check_new``, of new runs only: the
+    others could not be gone on with, nor reported.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 from tests.integration.test_detach import COMMANDS, TRAINING, MusterMain, Place, made_run, place
 
+from muster.base.codec import write_json
 from muster.cli.commands.logs import Part, Shown
+from muster.cli.gang import RankLogs
 from muster.farm.view import Interval, RunView, WorkerLine, view_of
 from muster.run.folder import RunFolder
 
@@ -122,6 +124,47 @@ def test_ranks_in_a_pipe_are_lines_and_the_exit_code_is_theirs(place: Place) -> 
     printed = said["logs"].replace("still\n", "")
     assert printed.startswith("two\nTraceback") and watching["logs"].returncode == 0
     assert "run: failed\n" in said["status"] and watching["status"].returncode == 0
+
+
+def test_the_traceback_of_a_rank_that_starts_again_is_not_shown_later(tmp_path: Path) -> None:
+    """Its record, which says where the traceback begins, is gone by then."""
+    folder, heard = RunFolder(tmp_path), list[str]()
+    folder.logs.mkdir()
+    logs = RankLogs(folder, lambda rank, line: heard.append(f"{rank} {line}"))
+
+    def add(text: str) -> None:
+        with folder.rank_log(0).open("a") as log:
+            log.write(text)
+
+    def fail(message: str) -> None:
+        start = folder.rank_log(0).stat().st_size
+        record = {"type": "E", "message": message, "frames": [], "time_s": start}
+        write_json(folder.rank_error(0), {**record, "log_start": start})
+
+    def said() -> list[str]:
+        logs.read(is_last=False)
+        lines = heard.copy()
+        heard.clear()
+        return lines
+
+    add("one\n")
+    fail("a neighbour")
+    add("Traceback\n")
+    assert said() == ["0 one"]
+    add("of it\n")
+    assert said() == []
+    folder.rank_error(0).unlink()
+    add("two\n")
+    assert said() == ["0 (it starts again after E: a neighbour)", "0 two"]
+    fail("first")
+    add("Traceback 1\n")
+    assert said() == []
+    add("three\n")
+    fail("second")  # before anybody has seen that it had started again
+    add("Traceback 2\n")
+    assert said() == ["0 (it starts again after E: first)", "0 three"]
+    logs.read(is_last=True)  # nobody has left a report
+    assert heard == ["0 Traceback 2"]
 
 
 #: A run of every kind, that waits until it is let go; and what it is called once it has ended.

@@ -68,8 +68,9 @@ def test_torch_that_hangs_is_cut_off(
         done = muster_cli("doctor", "--quiet", "--time-limit", limit, timeout_s=300)
         if "importing" in done.stdout:
             break
-    assert done.returncode == 2
-    assert "torch 2.9.0+cu130 was still importing torch after" in done.stdout
+    # By its own limit, which is longer, it would be told as an error.
+    assert "start of torch was not examined: the time for all checks was over" in done.stdout
+    assert "at importing torch, after" in done.stdout and "--time-limit" in done.stdout
 
 
 def test_torch_that_does_not_start_is_told_with_its_reason(

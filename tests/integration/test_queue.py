@@ -179,7 +179,11 @@ def test_whoever_waits_for_a_start_that_never_began_is_told(place: Place) -> Non
     told, waits = place.said, f"waits for GPUs, in process {start.pid}"
     waiters = [place.begin("wait", "r"), place.begin("status", "r", "--watch")]
     place.until(lambda: place.said.count(waits) == told.count(waits) + 2)
-    start.kill()
+    cancel = [sys.executable, "-m", "muster", "cancel", "r", "--json"]
+    cancelled = subprocess.run(cancel, cwd=place.path, capture_output=True, check=True).stdout
+    asked = {"run": "r", "asked_coordinator": True, "changed": True}
+    assert check_printed("cancel", cancelled) == asked
+    assert start.wait(timeout=300) == 75, place.said
     assert [one.wait(timeout=300) for one in waiters] == [75, 0], place.said
     assert place.said.count("r: it left the queue before it began") == 2
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -19,21 +21,25 @@ from muster.api.start.options import GangOptions
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, UsageError
 from muster.base.flags import Flag
+from muster.base.journal import Tail
 from muster.base.shown_text import count
 from muster.base.signals import shown_request
 from muster.cli import output
 from muster.cli.flags import ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
 from muster.cli.parse import Parsed
+from muster.gang.blame import RankError, read_rank_error
 from muster.gang.topology import Meeting, read_meeting
 from muster.run.folder import RunFolder
-from muster.run.state import has_saved
+from muster.run.state import has_saved, last_report
 from muster.slurm.request import JobRequest, setup_of_job
 from muster.slurm.script import gang_warning_s
 
 if TYPE_CHECKING:
     from muster.api.gangs.host_plan import HostsPlan
     from muster.api.slurm.gang import SlurmGang
+
+_RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,47 @@ def gang_audience(
     if level == "warning":
         return GangAudience(warn=output.remark, argv=tuple(argv))
     return GangAudience(hear=hear, say=output.remark, warn=output.remark, argv=tuple(argv))
+
+
+class RankLogs:
+    """Logs of ranks from where they end now, also of ranks that come; without the tracebacks that
+    end them, of which the report shows the culprit's, where there is one."""
+
+    def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
+        self._folder = folder
+        self._hear = hear
+        self._tails: dict[int, Tail] = {}
+        self._ended: dict[int, tuple[RankError, int]] = {}  # with the size of its log then
+        self._shows_all = False
+        self._look()
+
+    def _look(self, start: int | None = None) -> None:
+        for path in self._folder.logs.glob("rank-*.log"):
+            found = _RANK_LOG.fullmatch(path.name)
+            if found is not None and (rank := int(found[1])) not in self._tails:
+                hear, hidden_from = partial(self._hear, rank), partial(self._traceback_start, rank)
+                self._tails[rank] = Tail(path, hear, hidden_from, start=start)
+
+    def _traceback_start(self, rank: int) -> int | None:
+        error = self._error(rank)
+        if error is not None and self._ended.get(rank, (error, 0))[0] == error:
+            self._ended[rank] = error, self._folder.rank_log(rank).stat().st_size
+        if self._shows_all or rank not in self._ended:
+            return None
+        return self._ended[rank][0].log_start
+
+    def _error(self, rank: int) -> RankError | None:
+        return read_rank_error(self._folder.rank_error(rank))
+
+    def read(self, is_last: bool) -> None:
+        self._shows_all = is_last and not last_report(self._folder)  # its launcher was killed
+        self._look(start=0)
+        for rank, tail in self._tails.items():
+            if rank in self._ended and self._error(rank) != self._ended[rank][0]:
+                error, log_size = self._ended.pop(rank)
+                tail.skip_to(log_size, error.log_start)
+                self._hear(rank, f"(it starts again after {error.text})")
+            tail.read(is_last=is_last)
 
 
 def show_gang_plan(plan: GangPlan | HostsPlan, what: str, *, is_json: bool) -> None:

@@ -13,12 +13,16 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError, nearest
 from muster.base.modules import load_plugin, plugins
 from muster.base.target import load_value, parse_target
+from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from muster.api.start.options import GangOptions, SweepOptions
 
 #: What a target of one's own looks like; ``cpu:8`` and ``10:20`` do not.
 TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
@@ -73,6 +77,16 @@ def train_recipe(word: str) -> TrainRecipe | AgentRecipe | None:
 def map_recipe(word: str) -> MapRecipe | None:
     """As ``sweep_recipe``, for ``muster map``."""
     return _find(word, MapRecipe)
+
+
+def vet_new(config: Any, folder: RunFolder, options: SweepOptions | GangOptions) -> None:
+    """UsageError for what a recipe refuses of a run that begins: an older one may have begun with
+    it, and goes on. ``config``: its settings; None where there is no recipe.
+    """
+    if (check := getattr(config, "check_new", None)) is None:
+        return
+    if options.restart or not folder.exists():
+        check()
 
 
 def is_recipe(word: str, kind: type) -> bool:

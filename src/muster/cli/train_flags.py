@@ -18,7 +18,7 @@ from muster.cli.gang import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.cli.place_of_target import split_target
-from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown
+from muster.cli.recipes import AGENTS, TASKS, is_named, train_recipe, unknown, vet_new
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
@@ -113,7 +113,10 @@ def train_job(parsed: Parsed) -> tuple[TrainJob, GangOptions]:
     else:
         own = {} if named.own is None else vars(parsed.task)
         job = job_of_target(name, own, config, **rest)
-    return job, gang_options(parsed)
+    options = gang_options(parsed)
+    if named.recipe is not None:
+        vet_new(parsed.task, job.folder, options)
+    return job, options
 
 
 @dataclass(frozen=True, kw_only=True)

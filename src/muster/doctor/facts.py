@@ -33,7 +33,8 @@ class Run:
     """How a child process ended.
 
     ``hung``: it was cut off at its limit, or had said nothing for too long; ``at``: what it did
-    last. ``skipped``: it was not started, ``error`` says why. ``seconds``: how long it ran.
+    last. ``skipped``: it was not started, or was cut off when the time for all was over, as
+    ``error`` says. ``seconds``: how long it ran.
     """
 
     status: Status = "skipped"

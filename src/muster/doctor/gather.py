@@ -32,6 +32,7 @@ from muster.doctor.findings import (
     working_gpus,
 )
 from muster.doctor.gather_host import (
+    gather_extensions,
     gather_host,
     gather_master,
     gather_network,
@@ -40,7 +41,6 @@ from muster.doctor.gather_host import (
 )
 from muster.doctor.gather_probes import (
     Targets,
-    gather_extensions,
     measure_all_reduce,
     measure_host_copies,
     measure_matmuls,
@@ -101,8 +101,8 @@ def gather(options: DoctorOptions, say: Callable[[str], None]) -> Facts:
     def left() -> float:
         return options.time_limit_s - (time.monotonic() - began_s)
 
-    def at_most(limit_s: float) -> float:
-        return min(limit_s, max(2.0, left()))
+    def left_for_one() -> float:
+        return max(2.0, left())
 
     environment = relevant(every)
     host = gather_host()
@@ -113,14 +113,14 @@ def gather(options: DoctorOptions, say: Callable[[str], None]) -> Facts:
         torch=installed_torch(every),
     )
     say("reading the driver")
-    facts = _with_driver(facts, limit_s=at_most(15.0))
-    facts = replace(facts, network=gather_network(host.name, limit_s=at_most(5.0)))
+    facts = _with_driver(facts, limit_s=15.0, left_s=left_for_one())
+    network = gather_network(host.name, limit_s=5.0, left_s=left_for_one())
+    facts = replace(facts, network=network)
     say(f"reading {options.run_dir}")
-    facts = replace(
-        facts,
-        disk=_disk(options, limit_s=at_most(8.0)),
-        extensions=gather_extensions(loads=not options.is_quick, limit_s=at_most(60.0)),
-    )
+    facts = replace(facts, disk=_disk(options, limit_s=8.0, left_s=left_for_one()))
+    limit_s = min(60.0, left_for_one())
+    extensions = gather_extensions(loads=not options.is_quick, limit_s=limit_s)
+    facts = replace(facts, extensions=extensions)
     if not options.is_quick:
         if wants_master(environment):
             say(f"meeting the other nodes at {environment['MASTER_ADDR']}")
@@ -151,16 +151,17 @@ class DriverAnswer:
     links: tuple[PairLink, ...] = ()
 
 
-def _with_driver(facts: Facts, *, limit_s: float) -> Facts:
+def _with_driver(facts: Facts, *, limit_s: float, left_s: float) -> Facts:
     no_answer = DriverAnswer(inventory=Inventory(problem="the driver gave no answer"))
-    found, run = read_answer(run_probe("driver", [], limit_s=limit_s), no_answer)
+    outcome = run_probe("driver", [], limit_s=limit_s, left_s=left_s)
+    found, run = read_answer(outcome, no_answer)
     return replace(facts, driver=run, **vars(found))
 
 
-def _disk(options: DoctorOptions, *, limit_s: float) -> DiskFacts:
+def _disk(options: DoctorOptions, *, limit_s: float, left_s: float) -> DiskFacts:
     budget_s = 0.3 if options.is_quick else min(2.0, options.time_limit_s / 20)
     path = str(options.run_dir.absolute())
-    outcome = run_probe("disk", [path, str(budget_s)], limit_s=limit_s)
+    outcome = run_probe("disk", [path, str(budget_s)], limit_s=limit_s, left_s=left_s)
     value = dict(outcome.value)
     problem = value.pop("problem", None)
     answer = replace(outcome, value=value)
@@ -179,8 +180,8 @@ def _with_measurements(
     if skipped := no_time(left, least_s=3.0):
         return replace(facts, torch=replace(facts.torch, run=skipped))
     # A first import from a network disk takes long; who gives more time gets it here.
-    limit_s = min(max(25.0, options.time_limit_s / 2), left())
-    facts = replace(facts, torch=running_torch(facts.torch, limit_s=limit_s))
+    limit_s = max(25.0, options.time_limit_s / 2)
+    facts = replace(facts, torch=running_torch(facts.torch, limit_s=limit_s, left_s=left()))
     if facts.torch.run.status != "ok":
         return facts  # no probe can start either
     targets = choose_targets(facts, devices)

@@ -1,8 +1,9 @@
-"""The host as the kernel describes it, its network, and torch as it is installed. Linux mostly.
+"""The host as the kernel describes it, its network, torch as it is installed, and what other
+packages add to muster. Linux mostly.
 
 Only files are read (/proc, /sys, torch's own version file), which neither block nor need rights;
-elsewhere than on Linux most of it stays unknown. What torch, a name server and the master of a gang
-on several nodes answer is asked in child processes.
+elsewhere than on Linux most of it stays unknown. What torch, those packages, a name server and the
+master of a gang on several nodes answer is asked in child processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -26,9 +28,11 @@ from typing import Any, Literal
 from muster.base.clock import iso_utc
 from muster.base.control_group import counts_own_limit, divides_memory, own_group
 from muster.base.host_memory import host_memory_mib
+from muster.base.modules import all_plugins
 from muster.base.settings import usable_cpu_count
 from muster.doctor.facts import (
     NO_TORCH,
+    Extension,
     HostFacts,
     Interface,
     MasterFacts,
@@ -232,9 +236,9 @@ def read_version_file(file: Path) -> TorchFacts:
     return TorchFacts(run=Run(error="not started"), **values)
 
 
-def running_torch(installed: TorchFacts, *, limit_s: float) -> TorchFacts:
+def running_torch(installed: TorchFacts, *, limit_s: float, left_s: float) -> TorchFacts:
     """``installed`` with what torch answers in a child process; never raises or hangs."""
-    outcome = run_probe("torch_facts", [], limit_s=limit_s)
+    outcome = run_probe("torch_facts", [], limit_s=limit_s, left_s=left_s)
     record = {key: value for key, value in outcome.value.items() if value is not None}
     answer = replace(outcome, value=record)
     answered, run = read_answer(answer, installed, ignore_unknown=True)
@@ -242,9 +246,43 @@ def running_torch(installed: TorchFacts, *, limit_s: float) -> TorchFacts:
     return replace(installed, run=run, **given)
 
 
-def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
+def gather_extensions(
+    *, loads: bool, limit_s: float, silence_s: float = 20.0
+) -> tuple[Extension, ...]:
+    """What installed packages add to muster; ``loads``: each is imported in a child process, and
+    one that hangs or ends it is left out of the next child."""
+    found = tuple(
+        Extension(
+            kind=one.kind, name=one.name, place=one.place, package=one.package,
+            version=one.version, problem=one.problem,
+        )
+        for one in all_plugins()
+    )  # fmt: skip
+    said: dict[str, str] = {}
+    missing, until_s = "", time.monotonic() + limit_s
+    while loads and any(f"{one.kind} {one.name}" not in said for one in found):
+        left_s, words = until_s - time.monotonic(), list(said)
+        outcome = run_probe(
+            "extensions", words, limit_s=limit_s, left_s=left_s, silence_s=silence_s
+        )
+        said |= outcome.value.get("problems") or {}
+        if outcome.run.status == "ok":
+            break
+        at = outcome.run.at or "their probe"
+        missing = f"it was not tried, because {at} failed"
+        how = {"hung": "it hangs", "skipped": "there was no more time"}
+        said.setdefault(at, f"{how.get(outcome.run.status, 'Python ends')} when it is imported")
+        if outcome.run.at is None or time.monotonic() + silence_s > until_s:
+            break
+    told = [said.get(f"{one.kind} {one.name}", missing) for one in found]
+    return tuple(
+        replace(one, problem=one.problem or why) for one, why in zip(found, told, strict=True)
+    )
+
+
+def gather_network(host_name: str, *, limit_s: float, left_s: float) -> NetworkFacts:
     """What is known of the network of this host; never raises, ends within ``limit_s``."""
-    found, run = _resolve(host_name, limit_s)
+    found, run = _resolve(host_name, limit_s, left_s)
     error = found.resolve_error
     if run.status == "hung":
         error = f"the resolver gave no answer within {limit_s:.0f} s"
@@ -252,12 +290,12 @@ def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
         found,
         interfaces=interfaces(),
         default_interface=default_interface(Path("/proc/net/route")),
-        resolve_error=error or run.error,
+        resolve_error=error or (run.error if run.status != "skipped" else None),
     )
 
 
-def _resolve(name: str, limit_s: float) -> tuple[NetworkFacts, Run]:
-    outcome = run_probe("network", ["resolve", name], limit_s=limit_s)
+def _resolve(name: str, limit_s: float, left_s: float = math.inf) -> tuple[NetworkFacts, Run]:
+    outcome = run_probe("network", ["resolve", name], limit_s=limit_s, left_s=left_s)
     value = {"host_addresses": outcome.value.get("addresses"),
              "resolve_error": outcome.value.get("error")}  # fmt: skip
     return read_answer(replace(outcome, value=value), NetworkFacts())

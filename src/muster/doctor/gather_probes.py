@@ -1,5 +1,5 @@
-"""The measurements on the devices (products, copies, all-reduce) and the import of what other
-packages add to muster, each in a child process that can neither hang the doctor nor outlive it.
+"""The measurements on the devices (products, copies, all-reduce), each in a child process that can
+neither hang the doctor nor outlive it.
 
 What fails is tried again with the settings that are known to help, so that the advice given has
 been seen to work on this very machine.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,13 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.base.codec import decode
-from muster.base.modules import all_plugins
 from muster.base.processes import KILL, signal_group
 from muster.base.settings import child_environment
 from muster.devices.nvml_health import GpuHealth
 from muster.doctor.facts import (
     AllReduce,
-    Extension,
     Facts,
     HostCopies,
     Matmuls,
@@ -70,6 +69,7 @@ def run_probe(
     arguments: Sequence[str],
     *,
     limit_s: float,
+    left_s: float = math.inf,
     silence_s: float | None = None,
     settings: Mapping[str, str] | None = None,
     hear: Callable[[str], None] | None = None,
@@ -77,6 +77,7 @@ def run_probe(
 ) -> Outcome:
     """Run the probe ``name`` for at most ``limit_s`` seconds; it raises nothing itself.
 
+    ``left_s``: what is left for all of them; one that is cut off by that is not said to hang.
     ``silence_s``: also cut off after this long without a line of progress. ``settings``: variables
     on top of the environment. ``hear``: called in this process with each line of progress.
     ``program``: another program that follows the same conventions.
@@ -99,10 +100,13 @@ def run_probe(
             return Outcome(run=Run(status="failed", error=str(problem)))
         is_hung = True
         try:
-            is_hung = _watch(process, error, began_s + limit_s, silence_s, hear)
+            is_hung = _watch(process, error, began_s + min(limit_s, left_s), silence_s, hear)
         finally:
             _end(process)
         run = _judge(process.returncode, is_hung, error, time.monotonic() - began_s)
+        if run.status == "hung" and run.seconds > left_s:
+            over = f"the time for all checks was over{run.where}, after {run.seconds:.0f} s"
+            run = replace(run, status="skipped", error=over)
         value = _last_object(out)
         if run.status == "ok" and value is None:
             run = Run(status="failed", seconds=run.seconds, error="it printed no result")
@@ -252,7 +256,7 @@ def _measured(
     """What the probe ``name`` has found, with what is ``given`` and how the probe ran."""
     if skipped := no_time(left):
         return kind(run=skipped, **given)
-    outcome = run_probe(name, arguments, limit_s=min(limit_s, left()), **options)
+    outcome = run_probe(name, arguments, limit_s=limit_s, left_s=left(), **options)
     otherwise = kind(run=outcome.run, **given)
     found, run = read_answer(outcome, otherwise, given={"run": {}, **given})
     return replace(found, run=run)
@@ -290,7 +294,8 @@ def measure_peer_copies(
         outcome = run_probe(
             "copies",
             ("pairs", targets.kind, ",".join(waiting), "0.03"),
-            limit_s=min(limit_s - seconds + 1.0, left()),
+            limit_s=limit_s - seconds + 1.0,
+            left_s=left(),
             silence_s=silence_s,
             program=program,
         )
@@ -299,9 +304,8 @@ def measure_peer_copies(
         copies += found.copies
         tried = {f"{copy.source}-{copy.target}" for copy in found.copies}
         waiting = [pair for pair in waiting if pair not in tried]
-        if last.status == "ok" or not waiting:
-            break
-        if last.at not in waiting:  # it did not come as far as a pair
+        # It is done, out of time, or did not come as far as a pair.
+        if last.status in ("ok", "skipped") or last.at not in waiting:
             break
         copies.append(_lost_pair(last))
         waiting.remove(str(last.at))
@@ -364,36 +368,4 @@ def measure_all_reduce(
         num_ranks=len(targets.devices),
         devices=targets.devices,
         tries=tuple(tries),
-    )
-
-
-def gather_extensions(
-    *, loads: bool, limit_s: float, silence_s: float = 20.0
-) -> tuple[Extension, ...]:
-    """What installed packages add to muster; ``loads``: each is imported in a child process, and
-    one that hangs or ends it is left out of the next child."""
-    found = tuple(
-        Extension(
-            kind=one.kind, name=one.name, place=one.place, package=one.package,
-            version=one.version, problem=one.problem,
-        )
-        for one in all_plugins()
-    )  # fmt: skip
-    said: dict[str, str] = {}
-    missing, until_s = "", time.monotonic() + limit_s
-    while loads and any(f"{one.kind} {one.name}" not in said for one in found):
-        left_s = until_s - time.monotonic()
-        outcome = run_probe("extensions", list(said), limit_s=left_s, silence_s=silence_s)
-        said |= outcome.value.get("problems") or {}
-        if outcome.run.status == "ok":
-            break
-        at = outcome.run.at or "their probe"
-        missing = f"it was not tried, because {at} failed"
-        how = "it hangs" if outcome.run.status == "hung" else "Python ends"
-        said.setdefault(at, f"{how} when it is imported")
-        if outcome.run.at is None or time.monotonic() + silence_s > until_s:
-            break
-    told = [said.get(f"{one.kind} {one.name}", missing) for one in found]
-    return tuple(
-        replace(one, problem=one.problem or why) for one, why in zip(found, told, strict=True)
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.base.atomic_files import explain_os_error
 from muster.base.errors import SetupError, UsageError
 from muster.plan.units import Figure, Joules, Money, Origin, Seconds, derived
 
@@ -161,7 +162,8 @@ def write_prices(path: Path) -> None:
     try:
         path.write_text(DEFAULT_PRICES, encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"Cannot write {path}: {error.strerror or error}.") from None
+        other = "name another file with --prices"
+        raise explain_os_error(error, "write", path, other=other) from None
 
 
 class _WrongPriceError(ValueError):

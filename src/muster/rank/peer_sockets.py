@@ -6,11 +6,15 @@ its numbers to every other and adds up what it gets: a tenth of the processor ti
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ _RANK = struct.Struct("i")
 _HEAD = struct.Struct("II")
 #: Else a program that has set SIGPIPE to its default would be ended by sending to a dead rank.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class PeerSockets:
@@ -34,12 +39,9 @@ class PeerSockets:
 
     def __init__(self, sockets: Sequence[socket.socket | None], timeout_s: float) -> None:
         self._sockets = sockets
+        self._timeout_s = timeout_s
         self._own: tuple[float, ...] | None = None  # of the sum that has begun
         self._number = 0
-        for each in filter(None, sockets):
-            # By the kernel: Python's own timeouts would poll before every call.
-            limit = struct.pack("ll", int(timeout_s), 0)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def begin(self, values: Sequence[float]) -> int:
         """Send this rank's part of a sum; `end` gives it, by the number that this returns."""
@@ -61,9 +63,9 @@ class PeerSockets:
         if self._own is None or number != self._number:
             raise RuntimeError(f"sum {number} was not waited for before the next one was begun")
         head, own, self._own = self._head(), self._own, None
-        form = struct.Struct(f"{len(own)}d")
+        form, until_s = struct.Struct(f"{len(own)}d"), time.monotonic() + self._timeout_s
         parts = [
-            own if each is None else form.unpack(_received(rank, each, form.size, head))
+            own if each is None else form.unpack(_received(rank, each, form.size, head, until_s))
             for rank, each in enumerate(self._sockets)
         ]
         return [sum(column) for column in zip(*parts, strict=True)]
@@ -77,12 +79,20 @@ class PeerSockets:
             each.close()
 
 
-def _received(rank: int, peer: socket.socket, size: int, head: bytes = b"") -> bytes:
+def _received(
+    rank: int, peer: socket.socket, size: int, head: bytes = b"", until_s: float = math.inf
+) -> bytes:
     """What comes from a rank behind ``head``."""
     data = b""
     while len(data) < len(head) + size:
         try:
-            part = peer.recv(len(head) + size - len(data))
+            part = peer.recv(len(head) + size - len(data), _NO_WAIT)
+        except BlockingIOError:
+            if not _has_news(peer, until_s):
+                raise RuntimeError(
+                    f"rank {rank}: timed out waiting for its part of an agreement"
+                ) from None
+            continue
         except OSError as error:
             raise _gone(rank, error) from None
         if not part:
@@ -93,9 +103,16 @@ def _received(rank: int, peer: socket.socket, size: int, head: bytes = b"") -> b
     return data[len(head) :]
 
 
+def _has_news(peer: socket.socket, until_s: float) -> bool:
+    """Wait for it until then. The kernel's limit for a call (SO_RCVTIMEO) would begin anew with
+    each signal; that of Python's sockets would poll before every call."""
+    poll = select.poll()
+    poll.register(peer, select.POLLIN)
+    left_s = until_s - time.monotonic()
+    return bool(poll.poll(None if left_s == math.inf else max(0.0, left_s) * 1000))
+
+
 def _gone(rank: int, error: OSError) -> RuntimeError:
-    if isinstance(error, BlockingIOError):
-        return RuntimeError(f"rank {rank}: timed out waiting for its part of an agreement")
     return RuntimeError(f"rank {rank}: {error.strerror or error}")
 
 
@@ -108,6 +125,8 @@ def connect_peers(
     """
     if num_ranks > _MOST_RANKS:
         return None
+    if rank == 0:
+        _remove_left(2 * timeout_s)  # each of the two times that they gather may take so long
     with ExitStack() as stack:
         listening = _listen(stack, num_ranks)
         paths = gather(listening and listening.getsockname())
@@ -127,6 +146,16 @@ def connect_peers(
                 each.close()
             return None
     return PeerSockets([found.get(each) for each in range(num_ranks)], timeout_s)
+
+
+def _remove_left(idle_s: float) -> None:
+    """What ranks have left here that were killed while they connected."""
+    for path in Path(tempfile.gettempdir()).glob("muster-*/rank"):
+        with suppress(OSError):  # another user's, or gone meanwhile
+            is_ours = path.parent.lstat().st_uid == os.getuid() and not path.parent.is_symlink()
+            if is_ours and path.is_socket() and time.time() - path.stat().st_mtime > idle_s:
+                path.unlink()
+                path.parent.rmdir()
 
 
 def _listen(stack: ExitStack, num_ranks: int) -> socket.socket | None:

@@ -58,8 +58,11 @@ def export(roots: Sequence[Path], target: Path) -> Exported:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
+        why = error.strerror or str(error)
+        if isinstance(error, shutil.Error):  # of every file that could not be copied
+            why = str(error.args[0][0][-1]).rpartition("] ")[2]
         raise SetupError(
-            f"Cannot write the copy at {target}: {error.strerror or error}.",
+            f"Cannot write the copy at {target}: {why}.",
             hint="make room or choose another folder; what was there is untouched.",
         ) from error
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from muster import AgentRecipe, UsageError
-from muster_recipes.refusals import flag_of
+from muster_recipes.refusals import flag_of, require_default
 
 _ActionSpace = Literal["31", "91"]
 
@@ -99,6 +99,11 @@ class ClstmPpoConfig:
             raise UsageError(
                 f"--sim-correlation must be between -1 and 1, not {self.sim_correlation}."
             )
+
+    def check_new(self) -> None:
+        """Raise UsageError for a flag without effect, which an older run may have."""
+        if self.data is None:
+            require_default(self, ["max_gap_bars"], "without --data")
 
     def _check_data(self, data: Path) -> None:
         """Check what ``--dry-run`` can tell without reading the file."""

@@ -10,6 +10,8 @@ from typing import Literal
 from muster import TrainRecipe, UsageError
 from muster_recipes.refusals import require_default
 
+_SYNTHETIC = ("synthetic_subjects", "synthetic_windows", "synthetic_seed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HarConfig:
@@ -63,6 +65,13 @@ class HarConfig:
             require_default(
                 self, ["encoder_path"], "with --encoder conv", hint="add --encoder vit."
             )
+
+    def check_new(self) -> None:
+        """Raise UsageError for a flag without effect, which an older run may have."""
+        if self.data_dir is not None:
+            require_default(self, _SYNTHETIC, "with --data-dir")
+        if self.encoder == "vit":
+            require_default(self, ["width"], "with --encoder vit")
 
     @property
     def data(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster import AgentRecipe, UsageError
+from muster_recipes.refusals import require_default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,11 @@ class PpoRecipeConfig:
         if self.observe is not None:
             _check_components(self.observe)
         parse_env_kwargs(self.env_kwargs)
+
+    def check_new(self) -> None:
+        """Raise UsageError for a flag without effect, which an older run may have."""
+        if self.memory == "none":
+            require_default(self, ["hidden"], "with --memory none")
 
 
 def parse_env_kwargs(text: str) -> dict[str, Any]:

@@ -135,6 +135,12 @@ class ReasoningConfig:
             raise UsageError(f"--tensor-parallel {self.tensor_parallel} is below 1.")
         self._check_engine()
 
+    def check_new(self) -> None:
+        """Raise UsageError for a flag without effect, which an older run may have."""
+        if not self.is_graded:
+            hint = "leave it out, or add --grading model."
+            require_default(self, ["eval_temperature"], "without grading", hint)
+
     def _check_engine(self) -> None:
         check_engine(self.engine)
         if not self.model and self.engine == "openai":

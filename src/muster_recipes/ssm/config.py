@@ -9,6 +9,7 @@ from typing import Literal
 from muster import UsageError
 from muster_recipes.refusals import (
     require_above_zero,
+    require_default,
     require_different_counts,
     require_one_or_more,
     require_seeds,
@@ -83,6 +84,14 @@ class SsmConfig:
             raise UsageError(f"--alpha {self.alpha} is not a finite number, or its powers are not.")
         if self.data_file is not None:
             _check_data_file(self, self.data_file)
+
+    def check_new(self) -> None:
+        """Raise UsageError for a flag without effect, which an older run may have."""
+        if self.seeds:
+            require_default(self, ["num_seeds"], "beside --seeds", "write one of the two.")
+        # Only what may change later: a run that lacks descent at first has its settings by then.
+        if not self.gnc:
+            require_default(self, ["gnc_num_samples"], "with --no-gnc")
 
     @property
     def all_seeds(self) -> tuple[int, ...]:

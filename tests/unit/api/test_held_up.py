@@ -20,7 +20,7 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.json_schemas import check_printed
 
-from muster.api.experiments.watching import is_at_work
+from muster.api.experiments.watching import is_at_work, says_more
 from muster.api.look.listing import held_up
 from muster.api.runs import Run
 from muster.api.start.queued_starts import waiting_process
@@ -194,6 +194,40 @@ def test_a_first_start_that_waits_is_waited_for(
             assert "later: not over after" in done.stderr
 
 
+#: Works on the run at ``sys.argv[1]``, and says later what came of it, as a command does.
+WORKING = """
+import sys, time
+from pathlib import Path
+from muster.run.folder import RunFolder
+from muster.run.session import hold
+folder = RunFolder(Path(sys.argv[1]))
+with hold(folder):
+    print("holds", flush=True)
+    time.sleep(0.8)
+time.sleep(0.5)
+(folder.path / "said").touch()
+"""
+
+
+def test_whoever_waits_finds_what_the_command_says_at_the_end(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    folder = killed("sweep", tmp_path)
+    words = [sys.executable, "-c", WORKING, str(folder.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None and command.stdout.readline() == b"holds\n"
+            assert muster_main("wait", str(folder.path)).returncode == 1
+            assert (folder.path / "said").exists()
+        finally:
+            command.kill()
+    # A program that called Muster is not waited for: it may go on for days.
+    assert says_more(Run(folder.path), other.pid)
+    record = json.loads(folder.run_json.read_text())
+    folder.run_json.write_text(json.dumps({**record, "argv": []}))
+    assert not says_more(Run(folder.path), other.pid)
+
+
 def test_the_list_names_first_starts_that_wait(
     tmp_path: Path, leases: Path, muster_main: MusterCli
 ) -> None:
@@ -318,6 +352,38 @@ def test_cancel_takes_a_start_that_waits_out_of_the_queue(
     time.sleep(0.25)  # what waits is looked up five times a second
     assert "waits for GPUs" not in muster_main("status", str(folder.path)).stdout
     assert "nothing to cancel" in muster_main("cancel", str(folder.path)).stdout
+
+
+def test_cancel_takes_a_first_start_out_of_the_queue(
+    tmp_path: Path, leases: Path, other: subprocess.Popen[bytes], muster_main: MusterCli
+) -> None:
+    """It was refused with the hint to kill the process."""
+    path = tmp_path / "runs" / "later"
+    with queued(leases, path, other.pid):  # a number that another process has by now
+        refused = muster_main("cancel", "later")
+        assert (refused.returncode, other.poll()) == (2, None)
+        assert "has not begun: a run of this name waits for GPUs" in refused.stderr
+    words = [sys.executable, "-c", WAITING, str(leases), str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as start:
+        try:
+            assert start.stdout is not None and start.stdout.readline() == b"waits\n"
+            time.sleep(0.25)  # what waits is looked up five times a second
+            assert "of the queue: muster cancel later\n" in muster_main("status", "later").stderr
+            refused = muster_main("cancel", "later", "--task", "1")
+            assert refused.returncode == 2 and "has not begun" in refused.stderr
+            start.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, start.pid, os.WSTOPPED)
+            cancelled = muster_main("cancel", "runs/later")
+            start.send_signal(signal.SIGCONT)
+            assert start.wait(timeout=10) == -signal.SIGTERM
+        finally:
+            start.kill()
+    assert cancelled.stdout == (
+        f"later: told its first start to end, which waited for GPUs in process {start.pid}; its "
+        f"process is stopped (Ctrl-Z); to let it go on: kill -CONT {start.pid}\n"
+    )
+    time.sleep(0.25)
+    assert "Unknown run" in muster_main("cancel", "later").stderr
 
 
 def test_a_start_by_an_earlier_version_is_told_of_but_not_waited_for(

@@ -29,16 +29,18 @@ from muster.api.start.placing import (
 )
 from muster.api.sweeps.adding import change_devices
 from muster.base.codec import to_json
-from muster.base.errors import UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.settings import Settings, read_settings
 from muster.devices.inventory import Device, Inventory
 from muster.farm.events import Slots
 from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView, WorkerLine
 from muster.monitor.files import read_rows
 from muster.monitor.recorder import record_run
+from muster.plan.prices import write_prices
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
 from muster.run.requests import Ask
+from muster.web.export import export
 
 
 def facts(num_gpus: int) -> bytes:
@@ -249,6 +251,30 @@ def test_a_hostile_request_is_refused(devices: str, settings: Settings, tmp_path
         assert run.lending.hear(Ask({"devices": what}, answers.append), view_of({})) == []
         assert answers[0]["refused"], what
     run.lending.close()
+
+
+def test_a_disk_that_takes_no_more_is_told_with_the_file(
+    settings: Settings, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    run = Host(tmp_path / "a", settings, devices="cpu:2")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        answer = run.ask(release=1)
+        with pytest.raises(SetupError) as prices:
+            write_prices(tmp_path / "prices.toml")
+        with pytest.raises(SetupError) as pages:
+            export([tmp_path], tmp_path / "site")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    place = run.folder.devices_json
+    assert answer["refused"] == f"Cannot write {place}: File too large."
+    assert answer["is_setup"], "the words of the request are right"
+    assert answer["hint"].endswith("or leave the run on the devices that it has.")
+    assert run_labels(run.ask(release=1)) == (["cpu:0"], ["cpu:1"], []), "nothing had changed"
+    assert "prices.toml: File too large.\nHint: " in str(prices.value)
+    assert f"{tmp_path / 'site'}: File too large.\n" in str(pages.value)
 
 
 def test_what_is_in_quarantine_goes_first_and_never_stays_alone(

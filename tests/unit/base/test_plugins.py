@@ -16,7 +16,7 @@ from muster.base.errors import TargetError, UnknownNameError
 from muster.base.modules import all_plugins, load_plugin, plugins, version_of
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import Extension, Facts
-from muster.doctor.gather_probes import gather_extensions
+from muster.doctor.gather_host import gather_extensions
 from muster.farm.executors.base import check_executor
 from muster.generation import EngineSpec
 from muster.pipeline.engines.engine import open_engine

@@ -110,6 +110,34 @@ def test_a_recipe_of_another_command_is_sent_there(own: Path, muster_main: Muste
         assert f"write: muster {right} {word}" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "train har --data-dir x --synthetic-seed 1",
+            "--synthetic-seed 1 has no effect with --data-",
+        ),
+        ("train ppo --memory none --hidden 8", "--hidden 8 has no effect with --memory none"),
+        ("train clstm-ppo --max-gap-bars 3", "--max-gap-bars 3.0 has no effect without --data"),
+        ("map reasoning --eval-temperature 0.1", "--eval-temperature 0.1 has no effect without gr"),
+        ("sweep ssm --num-seeds 3 --seeds 9,2", "--num-seeds 3 has no effect beside --seeds"),
+        ("sweep ssm --no-gnc --gnc-num-samples 9", "--gnc-num-samples 9 has no effect with --no-g"),
+    ],
+)
+def test_a_flag_of_a_recipe_without_effect_is_refused_of_new_runs(
+    line: str, says: str, muster_main: MusterCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that were begun with one go on, and are reported."""
+    monkeypatch.chdir(tmp_path)
+    words = (*line.split(), "--run-dir", "r", "--dry-run", "--devices", "cpu:1")
+    refused = muster_main(*words)
+    assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text("{}")
+    assert "has no effect" not in muster_main(*words).stderr
+    assert says in muster_main(*words, "--restart").stderr
+
+
 def test_a_package_offers_recipes_by_entry_points(
     own: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,15 @@ from muster.devices.nvml_health import PairLink
 from muster.doctor.checks.network import bus_gb_s
 from muster.doctor.checks.software import is_supported
 from muster.doctor.checks.table import CHECKS, run_checks
-from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run, TorchFacts, load_facts
+from muster.doctor.facts import (
+    DiskFacts,
+    Facts,
+    PeerCopy,
+    ReduceTry,
+    Run,
+    TorchFacts,
+    load_facts,
+)
 from muster.doctor.findings import Finding, Severity, exit_code, ok, pcie_gb_s
 
 HOSTS = Path(__file__).parent / "hosts"
@@ -389,6 +398,26 @@ def test_a_probe_that_did_not_end_is_told(status: str) -> None:
         told = list(CHECKS[check](dataclasses.replace(facts, **{field: part})))
         assert expected in {one.severity for one in told}, check
         assert any("hung at 3-4" in one.what for one in told) == (status == "hung")
+
+
+@pytest.mark.parametrize("name", ["healthy_8gpu", "slurm_without_gpus"])
+def test_nothing_is_blamed_for_the_time_that_the_doctor_was_given(name: str) -> None:
+    """On a slow machine `--time-limit 6` said that the disk does not answer."""
+    facts = host(name)
+    run = Run(status="skipped", seconds=2.0, at="listing the GPUs", error="the time was over")
+    assert facts.disk is not None
+    parts: dict[str, dict[str, Any]] = {
+        "driver": {"driver": run},
+        "disk-space": {"disk": DiskFacts(path="/runs", run=run)},
+        "torch-build": {"torch": dataclasses.replace(facts.torch, run=run)},
+    }
+    for check, part in parts.items():
+        told = list(CHECKS[check](dataclasses.replace(facts, is_quick=False, **part)))
+        assert [one.severity for one in told if one.severity != "ok"] == ["note"], check
+        assert "was not examined: the time was over." in told[0].what
+    known = dataclasses.replace(facts.disk, run=run)
+    told = list(CHECKS["disk-space"](dataclasses.replace(facts, disk=known)))
+    assert [one.severity for one in told] == ["note", "ok"], "what it had found counts"
 
 
 @pytest.mark.parametrize("name", ["healthy_8gpu", "slurm_without_gpus"])

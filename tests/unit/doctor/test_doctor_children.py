@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -38,9 +39,11 @@ from muster.doctor.probes import all_reduce, speed
 from muster.doctor.probes.speed import parse_targets
 
 
-def program(text: str, limit_s: float = 300.0, silence_s: float | None = None) -> Outcome:
+def program(
+    text: str, limit_s: float = 300.0, silence_s: float | None = None, left_s: float = math.inf
+) -> Outcome:
     words = [sys.executable, "-c", text]
-    return run_probe("", (), limit_s=limit_s, silence_s=silence_s, program=words)
+    return run_probe("", (), limit_s=limit_s, left_s=left_s, silence_s=silence_s, program=words)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,25 @@ def test_a_probe_that_hangs_is_cut_off_with_what_it_did_last_and_had_found() -> 
     )
     assert (done.run.status, done.run.at, done.run.error) == ("hung", "copying 0-1", "a warning")
     assert done.value == {"found": 1}
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "left_s", "silence_s", "status"),
+    [(60.0, 0.5, None, "skipped"), (0.5, 60.0, None, "hung"), (60.0, 60.0, 0.5, "hung")],
+)
+def test_what_the_doctors_own_time_has_cut_off_does_not_hang(
+    limit_s: float, left_s: float, silence_s: float | None, status: str
+) -> None:
+    done = program(
+        "import sys, time\n"
+        "print('{\"found\": 1}', flush=True)\n"
+        "print('at: one', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)",
+        limit_s, silence_s, left_s,
+    )  # fmt: skip
+    assert done.run.status == status
+    if status == "skipped":
+        assert str(done.run.error).startswith("the time for all checks was over")
 
 
 def test_silence_after_a_first_word_is_a_hang() -> None:

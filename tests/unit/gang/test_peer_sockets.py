@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +81,28 @@ def test_a_rank_whose_peer_has_gone_is_not_taken_for_the_culprit() -> None:
     assert {*said[1:]} == {"broken pipe", "connection reset by peer"}
 
 
+def test_signals_that_come_again_and_again_do_not_make_the_wait_longer() -> None:
+    """As a profiler's timer does; the kernel's own limit began anew with each."""
+    heard = 0
+
+    def hear(*_: object) -> None:
+        nonlocal heard
+        heard += 1
+        assert heard < 100, "it should have given up"
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        with connected(2, timeout_s=0.5) as (first, second):
+            assert first is not None and second is not None
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+            with pytest.raises(RuntimeError, match="timed out waiting"):
+                first.end(first.begin([1.0]))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard > 1
+
+
 def test_what_a_peer_has_sent_before_it_went_is_read() -> None:
     with connected(2) as (first, second):
         assert first is not None and second is not None
@@ -104,6 +128,31 @@ def test_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with connected(2) as ranks:
         assert None not in ranks
         assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ranks_left_that_were_killed_meanwhile_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old_s = time.time() - 500.0
+    for name, bound, is_old in (
+        ("muster-left", True, True), ("muster-new", True, False), ("muster-file", False, True),
+        ("other-left", True, True),
+    ):  # fmt: skip
+        place = tmp_path / name / "rank"
+        place.parent.mkdir()
+        if bound:
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(place))
+        else:
+            place.touch()
+        if is_old:
+            os.utime(place, (old_s, old_s))
+    (tmp_path / "muster-link").symlink_to(tmp_path / "other-left")
+    with connected(2, timeout_s=60.0):
+        kept = {"muster-new", "muster-file", "muster-link", "other-left"}
+        assert {path.name for path in tmp_path.iterdir()} == kept
+        assert (tmp_path / "other-left" / "rank").exists()
 
 
 def test_a_rank_without_a_folder_for_them_has_none_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from muster.api.experiments.file import (
     needs,
     resolved,
 )
-from muster.api.look.listing import array_of, find_first_stage, job_of, word_of
+from muster.api.look.listing import array_of, find_first_stage, job_of, places_of, word_of
 from muster.api.runs import Run
 from muster.base.clock import SystemClock
 from muster.base.code import project_folder
@@ -189,7 +189,7 @@ def state_of_all(phases: list[PhaseStatus], *, is_running: bool) -> str:
 
 def find_experiment(text: str) -> ExperimentFolder | None:
     """The experiment with phases that is called so, else None."""
-    for path in (Path(text), Path("runs", text)):
+    for path in places_of(text):
         with suppress(OSError):
             if (found := ExperimentFolder(path)).exists():
                 return found

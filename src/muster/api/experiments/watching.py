@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ from muster.base.processes import is_alive
 from muster.base.shown_text import shell_word
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
-from muster.run.session import is_held
+from muster.run.session import holder, is_held
 from muster.run.state import is_between_starts, last_start
 from muster.slurm.commands import RefusedError, elements_of, job_status, read_job
 
@@ -120,6 +121,25 @@ def is_at_work(run: Waited) -> bool:
     if len(folders) > 1 and not folders[-1].exists() and _is_recent(folders):
         return True
     return _is_on_slurm(run.folder) and _has_living_job(run)
+
+
+def working_process(run: Waited) -> int | None:
+    """The process on this machine that holds the run now; None where it is this one."""
+    folders = folders_of(run) if isinstance(run, Run) else [RunFolder(run.path)]
+    held = [holder(one) for one in folders if is_held(one)]
+    return next((int(pid) for pid in held if pid.isdigit() and int(pid) != os.getpid()), None)
+
+
+def says_more(run: Waited, pid: int) -> bool:
+    """Whether the process ``pid``, which held the run until it was over, is still there: a command
+    prints and draws then what came of it. A program that called Muster, or an experiment that has
+    other phases, is not waited for.
+    """
+    if isinstance(run, Run):
+        whole = run.folder.whole
+        if not run.stored.argv or ExperimentFolder(whole.parent).is_held():
+            return False
+    return is_alive(pid)
 
 
 def _is_queued(folder: RunFolder) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from muster.api.runs import Run, Status
-from muster.api.start.queued_starts import waiting_process
+from muster.api.start.queued_starts import process_to_end, waiting_process
 from muster.base.codec import read_object
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.processes import is_stopped
@@ -70,10 +70,13 @@ def find_run(text: str) -> Run:
             )
     for path in places_of(text):
         if (pid := waiting_process(path)) is not None:
+            ends = f"kill {pid}"
+            if process_to_end(path) is not None:
+                ends = f"muster cancel {shell_word(text)}"
             raise UsageError(
                 f"{text} has not begun: a run of this name waits for GPUs, in process {pid}.",
                 hint=stopped_sentence(pid)
-                or f"its place is in `muster queue`; to take it out of the queue: kill {pid}",
+                or f"its place is in `muster queue`; to take it out of the queue: {ends}",
             )
     where = "Others are named by their folder; muster list --root DIR shows those in it."
     if (root := Path(text)).is_dir() and find_runs(root):

@@ -20,8 +20,9 @@ from muster.api.start.placing import (
     read_wanted,
     slots_of,
 )
+from muster.base.atomic_files import explain_os_error
 from muster.base.codec import write_json
-from muster.base.errors import MusterError, PlacementError, UsageError
+from muster.base.errors import MusterError, PlacementError, SetupError, UsageError
 from muster.base.settings import Settings
 from muster.base.shown_text import shell_word, shown_mib
 from muster.devices.discovery import discover
@@ -118,7 +119,8 @@ class Lending:
             text, _, hint = str(error).partition("\nHint: ")
             if not isinstance(error, (MusterError, OSError)):
                 text = f"A request for devices cannot be read: {text}."
-            asked.answer({"refused": text, "hint": hint})
+            is_setup = isinstance(error, SetupError)
+            asked.answer({"refused": text, "hint": hint, "is_setup": is_setup})
             return []
         labels = self._labels(wanted)
         asked.answer(
@@ -380,7 +382,12 @@ class Lending:
         )
 
     def _write(self) -> None:
-        write_json(self._folder.devices_json, self._record)
+        path = self._folder.devices_json
+        try:
+            write_json(path, self._record)
+        except OSError as error:
+            other = "leave the run on the devices that it has"
+            raise explain_os_error(error, "write", path, other=other) from None
 
 
 def _not_free(what: str, placement: Placement) -> UsageError:

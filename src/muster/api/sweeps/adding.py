@@ -230,7 +230,8 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
         answers.append({"is_at_work": False, **_write_down(run, asked)})
     [found] = answers
     if "refused" in found:
-        raise UsageError(str(found["refused"]), hint=str(found["hint"]) or None)
+        kind = SetupError if found.get("is_setup") else UsageError
+        raise kind(str(found["refused"]), hint=str(found["hint"]) or None)
     return {"is_at_work": True, **found}
 
 

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
-from muster.api.experiments.experiment import find_experiment
+from muster.api.experiments.experiment import ExperimentFolder
 from muster.api.experiments.watching import (
     End,
+    QueuedRun,
     Waited,
     as_now,
     end_if_over,
@@ -29,30 +29,31 @@ from muster.api.experiments.watching import (
     open_waited,
     open_watched,
     pause_s,
+    says_more,
     what_it_waits_for,
     why_unknown,
+    working_process,
 )
-from muster.api.look.listing import array_of, job_of, word_of
+from muster.api.look.listing import array_of, job_of, stopped_sentence, word_of
 from muster.api.runs import Run
 from muster.api.start.queued_starts import process_to_end
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
-from muster.base.journal import Tail
+from muster.base.processes import send_signal
 from muster.base.shown_text import shell_word
 from muster.base.signals import Interrupted, handled
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
-from muster.cli.gang import GangShownFlags, TrainScreen, gang_audience
+from muster.cli.gang import GangShownFlags, RankLogs, TrainScreen, gang_audience
 from muster.cli.parse import RunPlace, parse
 from muster.farm.view import view_of
-from muster.gang.blame import read_rank_error
-from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.run.state import last_report, live_picture
 
 _TURN_S = 0.2
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
+#: How long a command may take that prints, and draws the figures of, a run that is over.
+_LAST_WORDS_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +136,10 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
     stored, shown = run.stored, GangShownFlags(all_ranks=all_ranks)
     if stored.is_program:
         hear = gang_audience((), all_ranks=all_ranks, level="info").hear
-        yield _Ranks(run.folder, hear).read
+        yield RankLogs(run.folder, hear).read
     elif stored.is_gang:
         with TrainScreen(run.folder, shown, ()) as screen:
-            yield _Ranks(run.folder, screen.audience.hear).read
+            yield RankLogs(run.folder, screen.audience.hear).read
     else:
         is_live = output.is_terminal() and sys.stderr.isatty()
         with output.LiveScreen() if is_live else output.PlainScreen(output.say) as farm:
@@ -151,36 +152,6 @@ def _screen(run: Run, *, all_ranks: bool) -> Iterator[Callable[[bool], None]]:
                     farm.show(view)
 
             yield show
-
-
-class _Ranks:
-    """The logs of ranks, from where they end now, also of ranks that come; without the tracebacks
-    that end them, of which the report shows the culprit's, where there is a report.
-    """
-
-    def __init__(self, folder: RunFolder, hear: Callable[[int, str], None]) -> None:
-        self._folder = folder
-        self._hear = hear
-        self._tails: dict[int, Tail] = {}
-        self._shows_all = False
-        self._look()
-
-    def _look(self, start: int | None = None) -> None:
-        for path in self._folder.logs.glob("rank-*.log"):
-            found = _RANK_LOG.fullmatch(path.name)
-            if found is not None and (rank := int(found[1])) not in self._tails:
-                hear, hidden_from = partial(self._hear, rank), partial(self._traceback_start, rank)
-                self._tails[rank] = Tail(path, hear, hidden_from, start=start)
-
-    def _traceback_start(self, rank: int) -> int | None:
-        error = read_rank_error(self._folder.rank_error(rank))
-        return error.log_start if error is not None and not self._shows_all else None
-
-    def read(self, is_last: bool) -> None:
-        self._shows_all = is_last and not last_report(self._folder)  # its launcher was killed
-        self._look(start=0)
-        for tail in self._tails.values():
-            tail.read(is_last=is_last)
 
 
 @contextmanager
@@ -272,11 +243,17 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
     meanwhile are opened in ``runs``."""
     due_s = math.inf if flags.timeout_s is None else time.monotonic() + flags.timeout_s
     ends: dict[str, End] = {}
-    told = set[str]()
+    told, workers = set[str](), dict[str, int]()
     while True:
         runs |= {text: as_now(run) for text, run in runs.items()}
         for text, run in runs.items():
-            if text not in ends and (end := end_if_over(run)) is not None:
+            if text in ends:
+                continue
+            if (pid := working_process(run)) is not None:
+                workers[text] = pid
+            if (end := end_if_over(run)) is not None:
+                if text in workers:
+                    _hear_out(run, workers[text], due_s)
                 ends[text] = end
                 if not flags.json:
                     output.say(end.sentence)
@@ -285,16 +262,20 @@ def _ends(runs: dict[str, Waited], flags: _Wait) -> dict[str, End]:
         # Else one would wait for ever, and not know for what. Also where the time is over: a SLURM
         # that does not answer may have taken all of it.
         for text, run in runs.items():
-            if (
-                text not in ends
-                and text not in told
-                and (why := why_unknown(run) or what_it_waits_for(run))
-            ):
+            is_new = text not in ends and text not in told
+            if is_new and (why := why_unknown(run) or what_it_waits_for(run)):
                 output.remark(why)
                 told.add(text)
         if (left_s := due_s - time.monotonic()) <= 0:
             return ends
         time.sleep(min(left_s, max(map(pause_s, runs.values()))))
+
+
+def _hear_out(run: Waited, pid: int, due_s: float) -> None:
+    """Whoever waits reads next what the command prints and draws of a run that is over."""
+    until_s = min(due_s, time.monotonic() + _LAST_WORDS_S)
+    while time.monotonic() < until_s and says_more(run, pid):
+        time.sleep(_TURN_S / 4)
 
 
 def _plain(run: Waited, end: End | None) -> dict[str, object]:
@@ -314,6 +295,8 @@ class _Cancel(LookFlags):
 
 _CANCEL = """Cancel what has not ended; what is finished is kept.
 
+A start that waits in the queue for GPUs leaves it, with exit code 75.
+
 Examples:
   muster cancel runs/train-1a2b3c
   muster cancel runs/train-1a2b3c --task 12 40
@@ -322,12 +305,17 @@ Examples:
 
 def cancel(argv: list[str]) -> int:
     flags = parse(_Cancel, argv, "cancel", _CANCEL)
-    if (experiment := find_experiment(flags.run)) is not None:
+    found = open_waited(flags.run)
+    if isinstance(found, ExperimentFolder):
         from muster.cli import experiment_look
 
-        run = experiment_look.cancel(experiment)
+        run = experiment_look.cancel(found)
     else:
-        run = latest(open_watched(flags.run))
+        if isinstance(found, QueuedRun):
+            if not flags.task and (start := process_to_end(found.path)) is not None:
+                return _cancel_first_start(found.path.name, start, flags)
+            found = open_watched(flags.run)  # which says what it is, unless it has begun now
+        run = latest(found)
     if flags.task:
         return _cancel_tasks(run, flags)
     is_gang, job = run.stored.is_gang, job_of(run)
@@ -360,8 +348,20 @@ def cancel(argv: list[str]) -> int:
     return 0
 
 
+def _cancel_first_start(name: str, start: int, flags: _Cancel) -> int:
+    """Nothing of it is on disk: it leaves the queue, as it does when it is interrupted."""
+    how = _waited(start)  # before it has ended
+    send_signal(start, signal.SIGTERM)
+    if flags.json:
+        output.say_json({"run": name, "asked_coordinator": True, "changed": True})
+    else:
+        output.say(f"{name}: told its first start to end, {how}")
+    return 0
+
+
 def _waited(start: int) -> str:
-    return f"which waited for GPUs in process {start}"
+    stopped = stopped_sentence(start)
+    return f"which waited for GPUs in process {start}{stopped and f'; {stopped}'}"
 
 
 _OF_CANCELLED = {

@@ -12,6 +12,7 @@ from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
+from muster.cli.recipes import vet_new
 
 if TYPE_CHECKING:
     from muster.api.maps.job import MapJob
@@ -42,15 +43,16 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)
-    if parsed.shown.dry_run:
-        from muster.api.map import preview
-
-        _show_plan(parsed, preview(parsed.job, parsed.options))
-        return 0
     from muster.api.maps.job import folder_of, head_start_of
 
     options = parsed.options
     folder = folder_of(parsed.job, options)
+    vet_new(parsed.config, folder, options)
+    if parsed.shown.dry_run:
+        from muster.api.map import preview
+
+        _show_plan(parsed, preview(parsed.job, options))
+        return 0
     with head_start_of(parsed.job, options, folder) as head_start:
         return _run(parsed, parsed.job, options, typed, head_start)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.api.experiments.experiment import find_experiment, run_in
-from muster.api.look.listing import find_run
+from muster.api.look.listing import find_run, places_of
 from muster.api.recipe import MapRecipe, Recipe
 from muster.base.codec import decode
 from muster.base.errors import MusterError, UsageError
@@ -169,7 +169,7 @@ def web(argv: list[str]) -> int:
 
 def _place(root: Path) -> Path:
     """A folder, or the run or experiment below ``runs`` that is called so, as elsewhere."""
-    for place in (root, "runs" / root):
+    for place in places_of(str(root)):
         if place.is_dir():
             return place
     raise UsageError(

@@ -16,6 +16,7 @@ from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.recipe import Recipe
 from muster.api.start.options import SweepOptions
 from muster.api.start.placing import placement_lines
+from muster.api.sweeps.plans import choose_folder
 from muster.api.sweeps.search_options import OF_ALL, SearchOptions
 from muster.api.sweeps.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UsageError, nearest
@@ -27,7 +28,7 @@ from muster.cli.options import Part, flag_name, flags_by_name, options_of
 from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, UnknownFlag, parse_groups
 from muster.cli.place_of_target import possible_targets, split_target
-from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe, unknown
+from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe, unknown, vet_new
 from muster.cli.sweep_advice import no_numbers, refuse_parameter, refuse_program
 from muster.cli.values import is_script, split_command
 from muster.farm.space_texts import parse_seeds
@@ -108,6 +109,8 @@ def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] =
     """
     workload = dataclasses.replace(workload_of(parsed), reopens=reopens)
     options = sweep_options(parsed)
+    if workload.recipe is not None:
+        vet_new(workload.config, choose_folder(workload, options), options)
     if parsed.sharing.array is not None:
         from muster.cli.commands.slurm import array_of, send_array
 

@@ -160,7 +160,10 @@ def disk_space(facts: Facts) -> Iterator[Finding]:
             why="A run there would hang.",
             fix="Look at the network file system's server, or choose another --run-dir.",
         )
-    elif disk.is_writable is False:
+        return
+    if disk.run.status == "skipped":
+        yield from probe_trouble(disk.run, f"The disk of {disk.path}")
+    if disk.is_writable is False:
         yield error(
             what=f"{disk.path} cannot be written: {disk.run.error}",
             why="No run can be stored there.",

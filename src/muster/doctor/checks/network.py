@@ -287,7 +287,8 @@ def _advice(found: AllReduce, worked: dict[str, str]) -> str:
     if worked:
         words = " ".join(f"{name}={value}" for name, value in worked.items())
         return f"With {words} it was right on this machine; --fix env writes that to a file."
-    tried = [" ".join(f"{k}={v}" for k, v in one.settings.items()) for one in found.tries[1:]]
+    tried = [" ".join(f"{k}={v}" for k, v in one.settings.items())
+             for one in found.tries[1:] if one.run.status != "skipped"]  # fmt: skip
     if not tried:
         return "NCCL_DEBUG=INFO makes NCCL say what it does."
     return f"Tried without success: {', '.join(tried)}. NCCL_DEBUG=INFO says what NCCL does."

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from muster.base.errors import how_to_install
 from muster.base.shown_text import count
 from muster.devices.discovery import apply_visibility
+from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import NO_TORCH, Facts
 from muster.doctor.findings import (
     MAKERS,
@@ -44,6 +45,10 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
             "-e NVRM), then reinstall the driver or reboot.",
         )
         return
+    if facts.driver.status == "skipped" and facts.driver.error:
+        yield from probe_trouble(facts.driver, "The NVIDIA driver")
+        if not facts.inventory.devices:
+            return
     if facts.inventory.devices:
         cuda = facts.inventory.cuda_driver_version
         version = "" if cuda is None else f", CUDA up to {cuda[0]}.{cuda[1]}"
@@ -207,6 +212,8 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
             "reset the GPU or reboot.",
         )
         return
+    if not facts.is_quick:
+        yield from probe_trouble(torch.run, "The start of torch")
     for vendor, build, index in (
         ("nvidia", torch.cuda_build, "cu126"),
         ("amd", torch.hip_build, "rocm6.4"),

@@ -35,7 +35,7 @@ def probe_trouble(run: Run, what: str) -> Iterator[Finding]:
     """Report a measurement that was not finished."""
     if run.status == "skipped" and run.error:
         yield note(
-            what=f"{what} was not measured: {run.error}.",
+            what=f"{what} was not examined: {run.error}.",
             fix="Give more time with --time-limit.",
         )
     elif run.status == "hung":
