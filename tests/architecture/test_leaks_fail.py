@@ -38,11 +38,16 @@ def test_good_after_them():
 def test_bad_folder(tmp_path):
     os.chdir(tmp_path)
 
+OVER = threading.Event()
+
 def test_bad_thread():
-    threading.Thread(target=time.sleep, args=(8,)).start()
+    threading.Thread(target=OVER.wait).start()
+
+def test_good_that_ends_it():
+    OVER.set()
 
 def test_good_daemon_thread():
-    threading.Thread(target=time.sleep, args=(8,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 
 KEPT = []
 
