@@ -220,8 +220,7 @@ class LedgerColumns(LedgerQueries):
     def _select(self, fields: Sequence[str], which: str) -> str:
         known = _FIELDS if has_worker_code(self._db) else {**_FIELDS, "code": "NULL"}
         wanted = ", ".join(known[field] for field in fields)
-        # SQLite itself leaves out those of which nothing is wanted, but not the results, which
-        # attempts are found by.
+        # SQLite would look each task's attempts up also where nothing of them is wanted.
         of_attempts = "a." in wanted or "w." in wanted
         joins = {
             "LEFT JOIN targets g USING (target_id) ": "g." in wanted,
