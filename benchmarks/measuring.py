@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 LINEAR = 1.05
 #: The exit code of a benchmark that has nothing to measure here.
 SKIPPED = 77
+#: The range of fewer holds the median less often than in 95 of 100 cases.
+_LEAST_OF_INTERVAL = 6
 _BEGAN_S = time.monotonic()
 
 
@@ -55,6 +57,19 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     ordered, n = sorted(values), len(values)
     below = max(0, int(n / 2 - 0.98 * n**0.5) - 1)
     return ordered[below], ordered[n - 1 - below]
+
+
+def at_most(values: Sequence[float], limit: float) -> bool | None:
+    """Whether the median of ``values``, such as differences of neighbours, is at most ``limit``.
+    None where their 95 % interval has the limit in it, or they are too few to have one: chance
+    would decide.
+    """
+    if len(values) < _LEAST_OF_INTERVAL:
+        return None
+    low, high = interval(values)
+    if low <= limit < high:
+        return None
+    return high <= limit
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -92,17 +107,18 @@ def is_quick() -> bool:
 
 
 def goal(
-    what: str, wanted: str, measured: str, is_held: bool, *,
+    what: str, wanted: str, measured: str, is_held: bool | None, *,
     bound: str = "", at_any_size: bool = False, shown: bool = True,
 ) -> str:  # fmt: skip
     """Whether a goal is held, as a word; `write_json` keeps it. A quick run judges only what holds
     ``at_any_size``, such as that nothing is lost.
 
+    is_held: None where that cannot be told from what was measured (`at_most`)
     bound: the best that can be had here, and what shows that, where it is known
     shown: print it as well
     """
-    # NumPy's truth would be written as a text.
-    verdict = bool(is_held) if at_any_size or not is_quick() else None
+    can_judge = is_held is not None and (at_any_size or not is_quick())
+    verdict = bool(is_held) if can_judge else None  # NumPy's truth would be written as a text
     word = {True: "held", False: "NOT held", None: "not judged"}[verdict]
     _goals.append(
         {"what": what, "wanted": wanted, "measured": measured, "is_held": verdict, "bound": bound}

@@ -9,7 +9,7 @@ in pieces of 10 ms logs one point after each piece for half a second, or none, i
 of the ratios of neighbouring halves of a second, with its 95 % interval. Whole tasks beside each
 other drift by several percent on most machines, which hides a cost below one. Beside it stands what
 the calls themselves took, the share of each half second: nothing drifts there, but what they cost
-the work between them is not in it.
+the work between them is not in it. A cost whose interval has the goal in it is not judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 import muster
-from measuring import goal, interval, machine, summary, table, write_json
+from measuring import at_most, goal, interval, machine, summary, table, write_json
 
 GOAL_POINTS_PER_S = 50_000
 GOAL_PERCENT = 1.0
@@ -129,7 +129,7 @@ def main() -> None:
                  f"< {GOAL_PERCENT} %",
                  goal(f"cost of 100 points/s, {what}, %", f"< {GOAL_PERCENT}",
                       "{:+.2f} [{:+.2f}, {:+.2f}]".format(median(values), *interval(values)),
-                      median(values) < GOAL_PERCENT, shown=False)]
+                      at_most(values, GOAL_PERCENT), shown=False)]
                 for what, values in of.items()
             ),
         ],

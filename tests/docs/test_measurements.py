@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 WRITER = runpy.run_path(str(ROOT / "docs/generate_measurements.py"))
 ABOUT = {"date": "2026-01-02", "processor": "P", "cores": 2, "kernel": "6", "versions": {}}
@@ -16,6 +18,17 @@ def test_the_pages_hold_what_was_recorded() -> None:
     """Renew: python docs/generate_measurements.py"""
     stale = [page.name for page, text in WRITER["pages"]().items() if page.read_text() != text]
     assert stale == []
+
+
+def test_a_difference_is_judged_where_its_interval_is_on_one_side_of_the_goal() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which it takes away
+        at_most = runpy.run_path(str(ROOT / "benchmarks/measuring.py"))["at_most"]
+    assert at_most([0.1] * 20, 1.0) is True and at_most([2.0] * 20, 1.0) is False
+    assert at_most([-3.0, 4.0] * 10, 1.0) is None, "its interval has the goal in it"
+    assert at_most([0.1] * 5, 1.0) is None and at_most([], 1.0) is None, "too few for an interval"
+    # A few that stand out decide nothing.
+    assert at_most([*[0.1] * 18, 90.0, 90.0], 1.0) is True
 
 
 def test_no_table_of_measurements_is_written_by_hand() -> None:

@@ -371,6 +371,10 @@ def test_the_first_task_begins_on_the_host_that_is_up_first(
         assert not _begun(tmp_path, hosts.addresses["held"])
         go.touch()
         wait_for(lambda: _begun(tmp_path, hosts.addresses["held"]) or driver.poll() is not None)
+        for process in [*hosts.processes("a"), psutil.Process(driver.pid)]:
+            mapped = "".join(each.path for each in process.memory_maps())
+            for name in ("numpy", "pyarrow", "pydantic"):
+                assert name not in mapped, (name, process)  # what Ray imports for nothing of ours
         (tmp_path / "place" / "go").touch()
         assert driver.wait(300) == 0, (tmp_path / "log").read_text()
     finally:

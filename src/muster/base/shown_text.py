@@ -186,6 +186,7 @@ _LEAST_CHARS = 6
 _LEAST_KEY_CHARS = 16
 
 
+@lru_cache(maxsize=1024)  # asked of each task's settings, which have the same names
 def is_secret_name(name: str) -> bool:
     """Whether the value that has this name should not be shown.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from sys import getsizeof
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ class Column(NamedTuple):
 #: All texts of a row in one, of each no more than this, for a word that may stand in any of them.
 LINE = Column("", "line")
 _MOST_OF_TEXT = 1000
+_BLOCK = 2_000
 
 
 def _task(folder: RunFolder, key: bytes) -> str:
@@ -159,12 +161,10 @@ def read_cells(
     if column == LINE:
         return _lines(folder, ledger, task_ids, names)
     if part == "param":
-        rows = ledger.cells(("target", "payload"), task_ids)
-        is_secret = is_secret_name(name)
-        return (_setting(target, payload, name, is_secret) for target, payload in rows)
+        return _settings(ledger.cells(("target", "payload"), task_ids), name)
     if part == "metric":
-        rows = ledger.cells(("key", "state", "value"), task_ids)
-        return (_cell(_result(folder, *row).get(name)) for row in rows)
+        rows = ledger.cells(("key_of_file", "state", "value"), task_ids)
+        return _values(folder, rows, name)
     fields, make = _OF_SYSTEM[name]
     return (make(folder, *row) for row in ledger.cells(fields, task_ids))
 
@@ -220,14 +220,40 @@ class Cells(list[Any]):
             self[place] = value
 
 
-def _setting(target: str, payload: bytes, name: str, is_secret: bool) -> Any:
-    params = canonical.decode(payload)
-    value = params.get(name)
-    if not is_secret and (type(value) is float or type(value) is int):
-        return value
-    if value is None or isinstance(value, dict):
-        params = flattened(params)
-    return _shown(target, params, name)
+def _settings(rows: Sequence[Any], name: str) -> Iterator[Any]:
+    """``rows``: of each task the target and the payload."""
+    is_secret = is_secret_name(name)
+    for some in _blocks(rows):
+        decoded = canonical.decode_all([payload for _, payload in some])
+        for (target, _), params in zip(some, decoded, strict=True):
+            value = params.get(name)
+            if is_secret or not (type(value) is float or type(value) is int):
+                if value is None or isinstance(value, dict):
+                    params = flattened(params)
+                value = _shown(target, params, name)
+            yield value
+
+
+def _values(folder: RunFolder, rows: Sequence[Any], name: str) -> Iterator[Any]:
+    """``rows``: of each task the key, where its result may be a file, the state and the result."""
+    for some in _blocks(rows):
+        for found in _results(folder, some):
+            value = found.get(name)
+            yield value if type(value) is float or type(value) is int else _cell(value)
+
+
+def _results(folder: RunFolder, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Decoded as one text, unless one of them is elsewhere or not whole."""
+    texts = [value if state in _WITH_RESULT else b"{}" for _, state, value in rows]
+    with suppress(ValueError):
+        if None not in texts and len(found := canonical.decode_all(texts)) == len(rows):
+            return found
+    return [_result(folder, *row) for row in rows]
+
+
+def _blocks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """So many that what they are decoded to stays near the processor."""
+    return (rows[begin : begin + _BLOCK] for begin in range(0, len(rows), _BLOCK))
 
 
 def _shown(target: str, params: dict[str, Any], name: str) -> Any:
@@ -255,7 +281,12 @@ def _result(folder: RunFolder, key: bytes, state: int, value: bytes | None) -> d
 def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
         return canonical.encode(hide_secrets(value)).decode()
-    return without_secrets(value) if isinstance(value, str) else value
+    return _without_secrets(value) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=1024)  # a column of words has the same few again and again
+def _without_secrets(text: str) -> str:
+    return without_secrets(text)
 
 
 def order(cells: Sequence[Any], descending: bool) -> NDArray[np.int64]:

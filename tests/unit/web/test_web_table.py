@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from muster.api.start.options import SweepOptions
+from muster.farm import canonical
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.connect import remove
 from muster.farm.ledger.read import LedgerReader
@@ -17,6 +18,7 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.task import NewTask
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
+from muster.web import columns
 from muster.web import table as tables
 from muster.web.query import BadQuery
 from muster.web.table import TaskTable
@@ -158,6 +160,34 @@ def test_each_column_is_sorted_as_it_is_shown(folder: RunFolder) -> None:
         assert len(found) == sum(
             cell is not None for cell in cells(table.page(limit=500), column["key"])
         )
+
+
+def test_results_read_as_a_column_are_those_of_the_rows(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside those that are not whole, are in a file that is gone, or take a tag."""
+    results: dict[int, bytes | None] = {
+        1: b'{"y":1.5,"z":"a"}', 2: b'{"y":2}', 3: canonical.encode({"y": float("nan")}),
+        4: canonical.encode({"y": "hf_abcdefghijkl"}), 5: b'{"z":"b"}', 7: b'{"y":', 8: None,
+        9: b'{"y":[1,{"token":"x"}]}', 10: canonical.encode({"y": 10**30}), 11: b"",
+    }  # fmt: skip
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    for number, value in results.items():
+        ledger._db.execute("UPDATE tasks SET state = 2 WHERE task_id = ?", (number,))
+        row = (number, 1, value, None, 0)
+        ledger._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", row)
+    ledger.commit()
+    ledger.close()
+    names, ids = columns.Names(), range(1, 13)
+    with LedgerReader(folder.ledger) as reader:
+        rows = [columns.cells_of(folder, row, names) for row in reader.rows_of([*ids])]
+        for size in (1, 2, 3, 100):
+            monkeypatch.setattr(columns, "_BLOCK", size)
+            for column in (columns.Column("metric", "y"), columns.Column("param", "name")):
+                read = [*columns.read_cells(folder, reader, column, ids, names)]
+                assert repr(read) == repr([row.get(column) for row in rows])
+    assert "hf_" not in repr(rows) and len([one for one in rows if one]) == 12
 
 
 def test_a_word_is_found_in_settings_states_and_keys_but_not_in_secrets(folder: RunFolder) -> None:

@@ -22,14 +22,7 @@ from muster.base.errors import SetupError
 from muster.base.shown_text import clean_text
 from muster.farm.executors import ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import NO_WORKERS, ClusterRequest, Node, plan_nodes
-from muster.hosts.check import (
-    close_all,
-    here,
-    judge,
-    open_all,
-    other_code,
-    try_links,
-)
+from muster.hosts.check import close_all, here, judge, open_all, other_code, try_links
 from muster.hosts.connection import BACK_OFF_S, Circle, Connection, Way
 from muster.hosts.names import LOCAL, Host, parse_hosts
 from muster.run.folder import RunFolder
@@ -51,12 +44,12 @@ def ask_hosts(request: ClusterRequest) -> tuple[ClusterRequest, list[Node]]:
 
 
 class _Asked:
-    """What hosts have said, and the connections by which they did: a start that follows takes those
-    over, for connecting takes longer than asking.
+    """What hosts have said, and the connections by which they did, with one to this machine behind
+    them: a start that follows takes those over, for connecting takes longer than asking.
     """
 
-    def __init__(self, connections: list[Connection]) -> None:
-        self.facts = [_checked(one) for one in connections]
+    def __init__(self, connections: list[Connection], num_hosts: int) -> None:
+        self.facts = [_checked(one) for one in connections[:num_hosts]]
         self._open = connections
         self._taking = threading.Lock()
 
@@ -89,9 +82,13 @@ def kept_open() -> Iterator[None]:
 @lru_cache(maxsize=4)  # a start asks several times what is to run where
 def _ask(hosts: tuple[Host, ...], python: str | None, setup: tuple[str, ...]) -> _Asked:
     way = Way(python, setup)
-    connections = open_all([(host, way) for host in hosts])
+    ways, known = [(host, way) for host in hosts], {}
+    if _num_keepers and not any(host.is_local for host in hosts):
+        ways.append((Host(LOCAL), Way()))  # where the head of a start will be
+        known[LOCAL] = _HERE
+    connections = open_all(ways, known)
     try:
-        asked = _Asked(connections)
+        asked = _Asked(connections, len(hosts))
     except BaseException:
         close_all(connections)
         raise

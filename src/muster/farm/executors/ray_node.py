@@ -18,10 +18,12 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from muster.base.held_port import held_port
+from muster.base.late_modules import imported_when_used
 from muster.base.settings import kept_environment
 from muster.base.shown_text import clean_text
 from muster.farm.executors.ray_fork import Forks
@@ -35,6 +37,8 @@ _NOBODY = 'sh -c "exec sleep 2147483647"'  # which ends with whoever kills it
 _PRESTART = "--num_prestart_python_workers"
 _WORKER = "--python_worker_command"
 _NO_JOB = "ffffffff"
+#: A third of what Ray imports; for Google's TPUs and for runtime environments.
+_RARELY_USED = ("requests", "jsonschema")
 _AGENT_PORTS = (
     "DASHBOARD_AGENT_LISTEN_PORT", "METRICS_AGENT_PORT", "RUNTIME_ENV_AGENT_PORT",
     "METRICS_EXPORT_PORT",
@@ -51,7 +55,8 @@ def main(settings: dict[str, Any]) -> str:
     """
     # Ray reads these when it is imported, which is before its workers are forked. They ask by the
     # second whether the process lives that has started them: this one ends with its raylet.
-    with kept_environment({"RAY_JOB_ID": _NO_JOB, "RAY_RAYLET_PID": str(os.getpid())}):
+    environment = {"RAY_JOB_ID": _NO_JOB, "RAY_RAYLET_PID": str(os.getpid())}
+    with kept_environment(environment), imported_when_used(*_RARELY_USED):
         import ray
     from ray import _raylet as raylet
     from ray._private.node import Node
@@ -64,6 +69,7 @@ def main(settings: dict[str, Any]) -> str:
     if place is not None and "_head_temp_dir" not in Node.__init__.__code__.co_names:
         # Ray's issue 57735: its sockets and logs would be where the head has them, open to all.
         return f"Ray {ray.__version__} gives a joining node no folder of its own; newer ones do"
+    send_plainly(ray)
     forks = None
     if workers:  # before Ray has threads here
         forks = Forks(f"{settings['temp_dir']}.forks", imports)
@@ -111,12 +117,31 @@ def main(settings: dict[str, Any]) -> str:
     settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
     settings |= dict.fromkeys(("include_dashboard", "include_log_monitor"), False)
     how = {"head": place is None, "shutdown_at_exit": False, "spawn_reaper": False}
-    node: Any = LeanNode(RayParams(no_monitor=True, **settings), **how)
+    with imported_when_used(*_RARELY_USED):
+        node: Any = LeanNode(RayParams(no_monitor=True, **settings), **how)
     sys.stdout.write(f"{STARTED} {node.gcs_address}\n")
     sys.stdout.flush()
     while not (dead := node.dead_processes()):
         time.sleep(0.5)
     return f"{dead[0][0]} has ended"
+
+
+def send_plainly(ray: Any) -> Callable[[], None]:
+    """Have this process serialize plain values alone, as ours are; the returned call undoes it.
+
+    Ray imports pydantic, pyarrow and NumPy before a first value, to be ready for theirs: in each
+    worker, and on the command's way to its first worker.
+    """
+    addons = getattr(ray.util, "serialization_addons", None)
+    usual = getattr(addons, "apply", None)
+    if addons is None or usual is None:  # another version of Ray: it takes longer
+        return lambda: None
+    addons.apply = lambda context: None
+
+    def restore() -> None:
+        addons.apply = usual
+
+    return restore
 
 
 def _wait_for(path: Path) -> str:

@@ -23,6 +23,7 @@ from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
 from muster.farm.executors.ray_links import ADDRESS
+from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
@@ -54,7 +55,7 @@ class RaySession:
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._is_noted = False  # the error, and it is raised with the next look
-        self._restore: Callable[[], None] | None = None
+        self._restore = contextlib.ExitStack()  # what is Ray's and was changed
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
             self._guard = {**_GUARD, "RAY_AUTH_TOKEN": token}  # no file, that a killed one leaves
@@ -67,7 +68,9 @@ class RaySession:
                     "This program is connected to Ray already, and --hosts starts another.",
                     hint="call ray.shutdown() first, or leave hosts out.",
                 )
-            self._restore = _silence(self.ray)
+            self._restore.callback(_silence(self.ray))
+            if self._is_ours:
+                self._restore.callback(send_plainly(self.ray))
         except BaseException:
             self.close()
             raise
@@ -118,8 +121,7 @@ class RaySession:
         has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
-        if self._restore is not None:
-            self._restore()
+        self._restore.close()
         if self._hosts is not None:
             self._hosts.close()
         if self._guard and has_begun:

@@ -219,13 +219,15 @@ class LedgerColumns(LedgerQueries):
 
     def _select(self, fields: Sequence[str], which: str) -> str:
         known = _FIELDS if has_worker_code(self._db) else {**_FIELDS, "code": "NULL"}
-        return (
-            f"SELECT {', '.join(known[field] for field in fields)} "
-            "FROM tasks t LEFT JOIN targets g USING (target_id) "
-            "LEFT JOIN results r ON r.task_id = t.task_id "
-            "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
-            " coalesce(r.token, "
-            "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
-            "LEFT JOIN workers w ON w.worker_id = a.worker_id "
-            f"{which}ORDER BY t.task_id"
-        )
+        wanted = ", ".join(known[field] for field in fields)
+        # SQLite would look each task's attempts up also where nothing of them is wanted.
+        of_attempts = "a." in wanted or "w." in wanted
+        joins = {
+            "LEFT JOIN targets g USING (target_id) ": "g." in wanted,
+            "LEFT JOIN results r ON r.task_id = t.task_id ": "r." in wanted or of_attempts,
+            "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = coalesce(r.token, "
+            "(SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) ": of_attempts,
+            "LEFT JOIN workers w ON w.worker_id = a.worker_id ": "w." in wanted,
+        }
+        tables = "".join(join for join, is_needed in joins.items() if is_needed)
+        return f"SELECT {wanted} FROM tasks t {tables}{which}ORDER BY t.task_id"
