@@ -201,8 +201,6 @@ class Journal:
         The indices are not synced: a chunk that the ledger has recorded never needs them again, and
         any other chunk is cut back to what its index shows.
         """
-        os.fsync(self._rows)
-        self._sync_rejects()
         ordered = sorted(self._entries)
         left: tuple[Path, ...] = ()
         if ordered == self._entries:
@@ -210,6 +208,10 @@ class Journal:
             _rename(self._rows_raw, self.rows_path)
             _rename(self._bad_raw, self.bad_path)
             _rename(self._raw_index, self._final_index)
+            # Now, so that one commit of the file system has the names as well. A kill in between
+            # leaves names of files that are not whole, which the next one cuts back as ever.
+            os.fsync(self._rows)
+            self._sync_rejects()
         else:
             self._write_ordered(ordered)
             sha256 = self._write_final_index(ordered)
