@@ -38,7 +38,8 @@ _LONG_NUMBER = b"0" * 19
 
 def has_long_number(text: bytes) -> bool:
     """Whether there may be an integer that orjson reads as a float."""
-    return _LONG_NUMBER in text.translate(_DIGITS)
+    # Where 19 digits stand in a row, so do three of every sixth byte: few texts are read whole.
+    return b"000" in text[::6].translate(_DIGITS) and _LONG_NUMBER in text.translate(_DIGITS)
 
 
 class JsonLines:
