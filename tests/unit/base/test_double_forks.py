@@ -70,15 +70,16 @@ def test_no_zombie_of_a_double_fork_stays(
 #: What clears its environment and leaves a process of the first session in a session of its own.
 HIDES = """
 import os, pathlib, sys, time
+file = pathlib.Path(sys.argv[1])
 if os.fork():
-    while not pathlib.Path(sys.argv[1]).exists():
+    while not (file.exists() and file.read_text()):
         time.sleep(0.01)
     os._exit(0)
 child = os.fork()
 if child:
     os.setsid()
     os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
-pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+file.write_text(str(os.getpid()))
 time.sleep(600)
 """
 
