@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,12 +144,8 @@ def _specs(stages: Any) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- running
 
 
-def run_map(
-    job: MapJob, options: SweepOptions, audience: Audience, head_start: HeadStart | None = None
-) -> Mapped:
-    """Run or continue a job; the engine behind ``muster.map`` and the command. ``head_start``:
-    workers that the command has begun already.
-    """
+def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
+    """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
     check_not_input(job)
     if options.restart or not folder.exists():
@@ -175,7 +170,7 @@ def run_map(
                     audience.say(f"stage {number} of {len(parts)}: {part.stages[0].name}")
                 if number > 1:
                     hand_on(parts[number - 2][1], home)
-                one = _run_once(part, options, audience, home, head_start)
+                one = _run_once(part, options, audience, home)
                 if one.output is None:
                     return one
                 if requests.reason and number < len(parts):
@@ -239,15 +234,11 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
         )
 
 
-def _run_once(
-    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder,
-    begun: HeadStart | None,
-) -> Mapped:  # fmt: skip
+def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
     check_place(job.output)
     if folder.path.is_symlink():  # what it leads to may have been moved aside
         folder.create()
-    ours = nullcontext(begun) if begun is not None else head_start_of(job, options, folder)
-    with ours as head_start:
+    with head_start_of(job, options, folder) as head_start:
         return _run_opened(job, options, audience, folder, head_start)
 
 

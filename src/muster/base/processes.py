@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from typing import NamedTuple
 RUN_MARKER = "MUSTER_RUN_MARK"
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 IS_LINUX = sys.platform == "linux"
+#: Nearly every kernel for Linux does.
+_LISTS_CHILDREN = Path("/proc/thread-self/children").exists()
 _MOST_AT_ONCE = 1 << 14
 #: Windows knows no KILL; there ``os.kill`` with any signal ends the process at once.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -151,14 +154,15 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
     """Kill what a dead session leader has left behind; returns what survives two seconds.
 
     Those are the members of its session, and marked processes that have been handed to this
-    process because their parent died. ``spared``: session leaders that are still wanted.
+    process because their parent died. ``spared``: session leaders that are still wanted. All of
+    them descend from this process, which is a subreaper, but through none of the ``spared``.
     """
     deadline = time.monotonic() + 2.0
     me = os.getpid()
     killed: set[int] = set()
     begun: set[int] = set()
     while True:
-        table = _living()
+        table = _below(me, spared)
         found = {pid for pid, p in table.items() if p.session == session}
         found |= {
             pid
@@ -248,8 +252,8 @@ def reap_adopted(sessions: Iterable[int]) -> None:
     if not IS_LINUX or not _has_dead_child():
         return
     wanted, me = set(sessions), os.getpid()
-    dead = [p.pid for p in _processes() if p.parent == me and p.state == "Z"]
-    reap(p for p in dead if _session_of(p) in wanted)
+    ours = _children(me) if _LISTS_CHILDREN else _processes()
+    reap(p.pid for p in ours if p.parent == me and p.state == "Z" and p.session in wanted)
 
 
 def _reap_leaders(sessions: set[int]) -> None:
@@ -302,6 +306,34 @@ def _processes() -> list[_Process]:
 
 def _living() -> dict[int, _Process]:
     return {process.pid: process for process in _processes() if process.state not in "ZX"}
+
+
+def _below(pid: int, spared: set[int]) -> dict[int, _Process]:
+    """Living processes that descend from one, but through none of the ``spared``. Where the kernel
+    lists no children it is all processes, of which a shared machine may have thousands.
+    """
+    if not _LISTS_CHILDREN:
+        return _living()
+    found: dict[int, _Process] = {}
+    parents = [pid]
+    while parents:
+        children = [p for p in _children(parents.pop()) if p.pid not in spared]
+        found |= {p.pid: p for p in children if p.state not in "ZX"}
+        parents += [p.pid for p in children]  # the first thread may have ended, and others live on
+    return found
+
+
+def _children(pid: int) -> list[_Process]:
+    """Those of all threads of a process, with the dead that were not collected; none where it has
+    ended. None of our own is missed: only we take one from the list, by collecting it.
+    """
+    found: list[_Process | None] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):  # it has ended, and another has its children
+                listed = _read(pid, f"task/{thread}/children").split()
+                found += map(_read_stat, map(int, listed))
+    return [process for process in found if process is not None]
 
 
 def _with_descendants(found: set[int], table: dict[int, _Process]) -> set[int]:

@@ -49,7 +49,10 @@ class Reaper:
         source = str(Path(__file__).parents[2])
         # Without site-packages: a reaper must start fast and outlive a broken environment.
         start = (
-            "import os, sys; sys.path.insert(0, sys.argv[1]); "
+            "import os, select, sys; pipe = int(sys.argv[2])\n"
+            # Workers begin now, and a short run is over before there is anything to import.
+            "if select.select([pipe], [], [], 1)[0] and os.read(pipe, 1): os._exit(0)\n"
+            "sys.path.insert(0, sys.argv[1])\n"
             # At once: somebody waits for its end, and it holds nothing.
             "from muster.base.reaper import main; os._exit(main(sys.argv[2:]))"
         )

@@ -24,6 +24,7 @@ from muster.farm.events import (
     Results,
     TargetBroken,
     WorkerDied,
+    WorkerReady,
 )
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger
@@ -132,7 +133,9 @@ class Coordinator:
                 return
 
     def _fills_commit(self, events: list[Event]) -> bool:
-        """Whether these are many results, or a joint call has ended: then its worker waits."""
+        """Whether these are many results, or a worker waits: for its first task or a joint call."""
+        if any(isinstance(event, WorkerReady) for event in events):
+            return True
         workers = self._scheduler.roster.workers
         if sum(len(e.finished) for e in events if isinstance(e, Results)) >= _FULL_COMMIT:
             return True

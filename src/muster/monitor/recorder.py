@@ -24,6 +24,8 @@ from muster.run.folder import RunFolder
 
 #: How long the end of a run waits for a sample that is being taken: a driver may hang.
 _PATIENCE_S = 2.0
+#: Until then a run begins its first tasks, which what is imported here would hold up.
+_FIRST_AFTER_S = 0.2
 
 
 def record_run(
@@ -99,6 +101,7 @@ class Recorder:
         self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
+        self._stop.wait(_FIRST_AFTER_S)
         try:
             sink = self._make_sink()
             try:

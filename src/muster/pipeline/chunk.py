@@ -170,8 +170,9 @@ class Chunk:
 
     def _read(self) -> Numbered:
         """Read the rows that are not in the journal yet, in order."""
-        for start, stop in list(self._journal.missing(self._portion.start, self._portion.stop)):
-            yield from self._worker.source.read(self._shard, start, stop)
+        missing = list(self._journal.missing(self._portion.start, self._portion.stop))
+        read = self._worker.source.read
+        return itertools.chain.from_iterable(read(self._shard, *rows) for rows in missing)
 
     def _take(self, rows: Numbered, most: int) -> list[_Read]:
         """The next rows, up to the chunk's end, which sharing may have moved.

@@ -92,7 +92,8 @@ class Journal:
         else:
             self._index = _open(self._raw_index)
         self._rows = _open(_there(self._rows_raw, self.rows_path))
-        self._bad = _open(_there(self._bad_raw, self.bad_path))
+        bad = _there(self._bad_raw, self.bad_path)
+        self._bad = _open(bad) if bad.exists() else -1  # made with the first reject
         self._entries: list[Entry] = []
         self._digest = hashlib.sha256()  # of all lines, as they came
         self._synced_s = time.monotonic()
@@ -125,6 +126,8 @@ class Journal:
             size, _beginning(self._digest), len(rejects), zlib.crc32(rejects),
         )  # fmt: skip
         if rejects:
+            if self._bad < 0:
+                self._bad = _open(self._bad_raw)
             write_all(self._bad, rejects)
         packed = _ENTRY.pack(*entry)
         write_all(self._index, packed + _CRC.pack(zlib.crc32(packed)))
@@ -198,25 +201,26 @@ class Journal:
         The indices are not synced: a chunk that the ledger has recorded never needs them again, and
         any other chunk is cut back to what its index shows.
         """
-        os.fsync(self._rows)
-        self._sync_rejects()
         ordered = sorted(self._entries)
-        is_in_order = ordered == self._entries
-        if is_in_order:
+        left: tuple[Path, ...] = ()
+        if ordered == self._entries:
+            sha256 = self._digest.hexdigest()
             _rename(self._rows_raw, self.rows_path)
             _rename(self._bad_raw, self.bad_path)
+            _rename(self._raw_index, self._final_index)
+            # Now, so that one commit of the file system has the names as well. A kill in between
+            # leaves names of files that are not whole, which the next one cuts back as ever.
+            os.fsync(self._rows)
+            self._sync_rejects()
         else:
             self._write_ordered(ordered)
-        if is_in_order:
-            sha256 = self._digest.hexdigest()
-            _rename(self._raw_index, self._final_index)
-        else:
             sha256 = self._write_final_index(ordered)
+            left = (self._rows_raw, self._bad_raw, self._raw_index)
         totals = _totals(ordered, sha256)
         if not totals.bad_size:
             self.bad_path.unlink(missing_ok=True)
         sync_folder(self._folder)
-        for path in (self._rows_raw, self._bad_raw, self._raw_index):
+        for path in left:
             path.unlink(missing_ok=True)
         return totals
 
@@ -232,7 +236,8 @@ class Journal:
     def _recover(self) -> None:
         """Read what is there and cut off what was not written whole."""
         good = rows_end = bad_end = 0
-        rows_size, bad_size = os.fstat(self._rows).st_size, os.fstat(self._bad).st_size
+        rows_size = os.fstat(self._rows).st_size
+        bad_size = 0 if self._bad < 0 else os.fstat(self._bad).st_size
         for entry in _entries(os.pread(self._index, os.fstat(self._index).st_size, 0)):
             if rows_end + entry.size > rows_size or bad_end + entry.bad_size > bad_size:
                 break
@@ -248,8 +253,9 @@ class Journal:
             good += _SIZE
             _append(self._entries, entry)
         for handle, end in ((self._index, good), (self._rows, rows_end), (self._bad, bad_end)):
-            os.ftruncate(handle, end)
-            os.lseek(handle, end, os.SEEK_SET)
+            if handle >= 0:
+                os.ftruncate(handle, end)
+                os.lseek(handle, end, os.SEEK_SET)
 
     def _write_ordered(self, ordered: list[Entry]) -> None:
         """Copy the lines in the order of rows.

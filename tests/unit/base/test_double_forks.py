@@ -46,10 +46,15 @@ def end_marked(mark: str, session: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("subreaper")
+@pytest.mark.parametrize("lists_children", [True, False])
 @pytest.mark.parametrize("end", [end_orphans, end_marked])
 def test_no_zombie_of_a_double_fork_stays(
-    end: Callable[[str, int], list[int]], tmp_path: Path
-) -> None:
+    end: Callable[[str, int], list[int]], lists_children: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if lists_children and not processes._LISTS_CHILDREN:
+        pytest.skip("the kernel lists no children")
+    monkeypatch.setattr(processes, "_LISTS_CHILDREN", lists_children)
     before = {child.pid for child in psutil.Process().children()}
     mark = f"mark-{time.time_ns()}"
     parent = subprocess.Popen(
@@ -60,6 +65,48 @@ def test_no_zombie_of_a_double_fork_stays(
     parent.wait(300)
     assert end(mark, parent.pid) == []
     assert {child.pid for child in psutil.Process().children()} == before
+
+
+#: What clears its environment and leaves a process of the first session in a session of its own.
+HIDES = """
+import os, pathlib, sys, time
+file = pathlib.Path(sys.argv[1])
+if os.fork():
+    while not (file.exists() and file.read_text()):
+        time.sleep(0.01)
+    os._exit(0)
+child = os.fork()
+if child:
+    os.setsid()
+    os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+file.write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("subreaper")
+def test_an_orphan_is_found_below_one_that_nothing_marks(tmp_path: Path) -> None:
+    mark, file = f"mark-{time.time_ns()}", tmp_path / "pid"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", HIDES, str(file)],
+            env={"PATH": "/usr/bin", processes.RUN_MARKER: mark},
+            start_new_session=True,
+        ) as leader,
+        subprocess.Popen(["sleep", "600"], start_new_session=True) as spared,
+    ):
+        leader.wait(300)
+        orphan = psutil.Process(int(file.read_text()))
+        hidden = orphan.parent()
+        assert hidden is not None
+        while processes.RUN_MARKER in hidden.environ():  # until its exec
+            time.sleep(0.01)
+        assert processes.end_orphans(mark, leader.pid, {spared.pid}) == []
+        assert not processes.is_alive(orphan.pid)
+        assert spared.poll() is None
+        spared.kill()
+    hidden.kill()
+    hidden.wait(300)
 
 
 def test_a_process_and_what_it_has_started_are_a_family() -> None:

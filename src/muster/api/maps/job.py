@@ -1,7 +1,5 @@
-"""What a map does, as values: the job and its result; and its workers, which begin first.
-
-They begin as soon as there is a job. What is imported here is imported before, while nobody works:
-what only a run needs is in `plan`.
+"""What a map does, as values: the job and its result; and its workers, which begin first: they
+import while the input is read. What may not change between two starts is in `plan`.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class Growing:
             self.appender.add(part)
 
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.1
 
 
 class CopyingAhead:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from muster.api.launch import Audience
+from muster.api.map import MapPreview, preview, run_map
+from muster.api.maps.job import Mapped
 from muster.base.clock import human_duration
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
 from muster.cli.recipes import vet_new
-
-if TYPE_CHECKING:
-    from muster.api.maps.job import MapJob
-    from muster.api.start.options import SweepOptions
-    from muster.farm.executors.head_start import HeadStart
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -43,6 +41,7 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)
+<<<<<<< HEAD
     from muster.api.maps.job import folder_of, head_start_of
 
     options = parsed.options
@@ -66,6 +65,12 @@ def _run(
     from muster.api.map import run_map
 
     run = parsed.shown
+=======
+    if parsed.shown.dry_run:
+        _show_plan(parsed, preview(parsed.job, parsed.options))
+        return 0
+    run, job = parsed.shown, parsed.job
+>>>>>>> map2
     if parsed.recipe is not None:
         from muster.api.maps.publish import finished_lines
         from muster.api.sweeps.housekeeping import rehearse_map
@@ -79,7 +84,7 @@ def _run(
             for line in parsed.recipe.remarks(parsed.config):
                 screen.line(line)
         audience = Audience(show=screen.show, say=screen.line, warn=screen.warn, argv=tuple(typed))
-        mapped = run_map(job, options, audience, head_start)
+        mapped = run_map(job, parsed.options, audience)
     summary, made = _report(parsed, mapped)
     if run.json:
         output.say_json(_outcome(mapped, summary, made))
@@ -103,7 +108,7 @@ def _inform(parsed: MapCommand) -> int:
     return 0
 
 
-def _show_plan(parsed: MapCommand, plan: Any) -> None:
+def _show_plan(parsed: MapCommand, plan: MapPreview) -> None:
     from muster.api.start.placing import placement_lines
 
     job, prepared = parsed.job, plan.prepared
@@ -138,7 +143,7 @@ def _show_plan(parsed: MapCommand, plan: Any) -> None:
     output.say("Nothing was started (--dry-run).")
 
 
-def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
+def _report(parsed: MapCommand, mapped: Mapped) -> tuple[Mapping[str, Any], list[str]]:
     """A recipe's own numbers and figures, from the output that is written."""
     recipe = parsed.recipe
     if recipe is None or mapped.output is None:
@@ -152,7 +157,7 @@ def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[st
     return summary, [*map(str, made)]
 
 
-def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[str, Any]:
+def _outcome(mapped: Mapped, summary: Mapping[str, Any], made: list[str]) -> dict[str, Any]:
     return {
         "path": str(mapped.path),
         "output": None if mapped.output is None else str(mapped.output),
@@ -176,7 +181,9 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
     }
 
 
-def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
+def _sum_up(
+    parsed: MapCommand, mapped: Mapped, summary: Mapping[str, Any], made: list[str]
+) -> None:
     if mapped.was_done:
         output.say(f"{mapped.output}: complete since an earlier run, nothing to do.")
     parts = [f"{count(mapped.num_in, 'record')} in", f"{mapped.num_out:,} out"]
@@ -220,7 +227,7 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
         output.say(f"made:   {path}")
 
 
-def _pace_lines(mapped: Any) -> list[str]:
+def _pace_lines(mapped: Mapped) -> list[str]:
     numbers = mapped.numbers
     if not mapped.seconds or not numbers.get("records"):
         return []

@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -36,7 +38,8 @@ _LONG_NUMBER = b"0" * 19
 
 def has_long_number(text: bytes) -> bool:
     """Whether there may be an integer that orjson reads as a float."""
-    return _LONG_NUMBER in text.translate(_DIGITS)
+    # Where 19 digits stand in a row, so do three of every sixth byte: few texts are read whole.
+    return b"000" in text[::6].translate(_DIGITS) and _LONG_NUMBER in text.translate(_DIGITS)
 
 
 class JsonLines:
@@ -93,6 +96,12 @@ class JsonLines:
             self._known[file.path] = met
 
     def rows(self, file: DataFile, cut: Cut, start: int, stop: int) -> Iterator[Row]:
+        # Chained in C: a generator that yields each row costs as much as a third of reading it.
+        return chain.from_iterable(self._blocks_of_rows(file, cut, start, stop))
+
+    def _blocks_of_rows(
+        self, file: DataFile, cut: Cut, start: int, stop: int
+    ) -> Iterator[Iterable[Row]]:
         import orjson
 
         loads = orjson.loads
@@ -107,10 +116,10 @@ class JsonLines:
                 except ValueError:
                     rows = []
                 if set(map(type, rows)) == {dict}:
-                    yield from rows
+                    yield rows
                 else:
-                    for place, line in enumerate(wanted, cut.line + number + begin + 1):
-                        yield _read(line, file.name, place, is_plain=is_plain)
+                    read = partial(_read, name=file.name, is_plain=is_plain)
+                    yield map(read, wanted, count(cut.line + number + begin + 1))
                 number += len(lines)
                 if number >= stop:
                     return
@@ -193,7 +202,7 @@ def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
         yield [rest], False
 
 
-def _read(line: bytes, name: str, number: int, *, is_plain: bool) -> Row:
+def _read(line: bytes, number: int, *, name: str, is_plain: bool) -> Row:
     import orjson
 
     with suppress(ValueError):

@@ -15,6 +15,7 @@ from muster.base.errors import UsageError
 from muster.pipeline.sources.files import recode
 from muster.pipeline.sources.source import BadRow, Selection
 from muster.pipeline.sources.table import InputOptions, changes, open_input, reopen
+from muster.pipeline.sources.text import has_long_number
 
 
 def rows(path: Path, folder: Path, **options: Any) -> list[Any]:
@@ -137,3 +138,12 @@ def test_blank_lines_are_counted_apart_from_what_a_stage_drops(tmp_path: Path) -
         counts = {name: sum(result[name] for result in done.results)
                   for name in ("rows_in", "rows_out", "dropped", "rejected", "blank")}  # fmt: skip
         assert counts == {"rows_in": 60, "rows_out": 20, "dropped": 7, "rejected": 0, "blank": 40}
+
+
+@pytest.mark.parametrize("between", [b" ", b"1 ", b'{"a": 12345.678}, '])
+def test_a_long_number_is_found_wherever_it_stands(between: bytes) -> None:
+    for place in range(40):
+        around = (between * 40)[:place], b" " + between * 40
+        for digits in range(12, 25):
+            number = b"1234567890123456789012345"[:digits]
+            assert has_long_number(b" ".join((around[0], number)) + around[1]) == (digits >= 19)
