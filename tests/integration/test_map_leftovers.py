@@ -118,7 +118,7 @@ def test_told_twice_to_end_it_ends_although_what_writes_parquet_stands_still(pla
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(60)
                     break
-            assert process.returncode == 130
+            assert process.returncode in (130, -signal.SIGINT)  # Python itself may end by then
         finally:
             process.kill()
     writer.wait(120)

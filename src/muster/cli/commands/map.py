@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.api.launch import Audience
 from muster.api.map import MapPreview, preview, run_map
-from muster.api.maps.job import Mapped
+from muster.api.maps.job import Mapped, folder_of
 from muster.base.clock import human_duration
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
@@ -41,36 +41,11 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)
-<<<<<<< HEAD
-    from muster.api.maps.job import folder_of, head_start_of
-
-    options = parsed.options
-    folder = folder_of(parsed.job, options)
-    vet_new(parsed.config, folder, options)
-    if parsed.shown.dry_run:
-        from muster.api.map import preview
-
-        _show_plan(parsed, preview(parsed.job, options))
-        return 0
-    with head_start_of(parsed.job, options, folder) as head_start:
-        return _run(parsed, parsed.job, options, typed, head_start)
-
-
-def _run(
-    parsed: MapCommand, job: MapJob, options: SweepOptions, typed: Sequence[str],
-    head_start: HeadStart | None,
-) -> int:  # fmt: skip
-    # Here, while the workers begin: it is as much as was imported until then.
-    from muster.api.launch import Audience
-    from muster.api.map import run_map
-
-    run = parsed.shown
-=======
+    vet_new(parsed.config, folder_of(parsed.job, parsed.options), parsed.options)
     if parsed.shown.dry_run:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
     run, job = parsed.shown, parsed.job
->>>>>>> map2
     if parsed.recipe is not None:
         from muster.api.maps.publish import finished_lines
         from muster.api.sweeps.housekeeping import rehearse_map
