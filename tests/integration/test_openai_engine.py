@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -135,13 +136,16 @@ def test_nobody_comes_again_before_the_time_the_server_asks_for(
 @pytest.mark.parametrize("limit", [{"requests_per_minute": 600}, {"tokens_per_minute": 600 * 10}])
 def test_requests_go_out_no_faster_than_the_limit(serve: Serve, limit: dict[str, int]) -> None:
     """Of 20 requests, 10 may go at once and then 10 in a second; each books 10.25 tokens, and with
-    what it gives back 0.25. The last goes 1 s after the first, on however fast a machine.
+    what it gives back 0.25. The last goes 1 s after the first may, on however fast a machine; a
+    slow one takes a while to send the first.
     """
     base_url = serve("--shortest", "7", "--longest", "7")
     requests = [Request(prompt="a b c", sampling=Sampling(max_tokens=9)) for _ in range(20)]
+    began = time.monotonic()
     made, _ = run(base_url, requests, **limit)
     assert all(isinstance(one, Completion) for one in made)
-    assert stats_of(base_url)["elapsed_s"] > 0.9
+    assert time.monotonic() - began > 0.99
+    assert stats_of(base_url)["elapsed_s"] > 0.4
 
 
 def test_a_wait_beyond_the_limit_is_the_engines_error(serve: Serve) -> None:
