@@ -49,7 +49,7 @@ class Run:
 RUNS = {
     "agent_client": Run(2.0),
     "chaos": Run(3.0, "--peer-limit 60"),
-    "checkpoint_stall": Run(1.7, "--repeats 5"),
+    "checkpoint_stall": Run(9.0, "--repeats 9"),
     "cluster_overhead": Run(2.5, "--repeats 1"),
     "dashboard": Run(2.5, "--only browser files idle memory --repeats 5 "
                           "--memory-minutes 1.5 --idle-seconds 15"),
