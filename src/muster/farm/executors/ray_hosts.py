@@ -352,6 +352,7 @@ class RayHosts:
             # Processes for the workers import Ray, and what is to run there, before they are asked.
             "RAY_enable_worker_prestart": "1",
             "RAY_preload_python_modules": ray_pilot.__name__,
+            **ray_node.LOOK_OFTEN,
         }  # fmt: skip
         connection.ask("start", argv, environment, {"auth_token": self._token})
 

@@ -13,6 +13,7 @@ processes stand in for them, as the raylet ends with its agents.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -37,6 +38,13 @@ _NOBODY = 'sh -c "exec sleep 2147483647"'  # which ends with whoever kills it
 _PRESTART = "--num_prestart_python_workers"
 _WORKER = "--python_worker_command"
 _NO_JOB = "ffffffff"
+#: A raylet looks for its own object store once a second, ten times, and Ray looks for the raylet
+#: once a second: each costs that second where the first look comes too early.
+_REGISTERS_S = 30.0
+LOOK_OFTEN = {
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "500",
+}
 #: A third of what Ray imports; for Google's TPUs and for runtime environments.
 _RARELY_USED = ("requests", "jsonschema")
 _AGENT_PORTS = (
@@ -92,6 +100,17 @@ def main(settings: dict[str, Any]) -> str:
                     tell: Any = vars(raylet)["persist_port"]
                     tell(self._session_dir, self._node_id, file, told)
             super().start_raylet(*arguments, **named)
+
+        def start_ray_processes(self) -> None:
+            super().start_ray_processes()
+            node: Any = self
+            until_s = time.monotonic() + _REGISTERS_S
+            with contextlib.suppress(Exception):  # in another version; Ray waits itself after this
+                while not node.dead_processes() and time.monotonic() < until_s:
+                    known = node.get_gcs_client().get_all_node_info(timeout=_REGISTERS_S)
+                    if node._node_id in {one.hex() for one in known}:
+                        return
+                    time.sleep(_EVERY_S)
 
     from ray._private import services, utils
 

@@ -23,7 +23,7 @@ from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
 from muster.farm.executors.ray_links import ADDRESS
-from muster.farm.executors.ray_node import send_plainly
+from muster.farm.executors.ray_node import LOOK_OFTEN, send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
@@ -240,7 +240,7 @@ def guarded_environment(folder: Path) -> dict[str, str]:
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(secrets.token_hex(32))
     # The user's own token would come before the path.
-    return {**_GUARD, "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": ""}
+    return {**_GUARD, **LOOK_OFTEN, "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": ""}
 
 
 def _read_environment_again(ray: Any) -> None:
