@@ -76,6 +76,7 @@ class Council:
         self._peers = (
             connect_peers(rank, num_ranks, self.gather, timeout_s) if num_ranks > 1 else None
         )
+        self._at_end: list[Callable[[], None]] = []
 
     def add(self, values: Sequence[float]) -> Pending:
         """Start adding ``values`` over the ranks; every rank gives as many. The sum is waited for
@@ -95,9 +96,15 @@ class Council:
 
         return Pending(end)
 
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when the ranks part, while there still are the process groups."""
+        self._at_end.append(call)
+
     def close(self) -> None:
         if self._peers is not None:
             self._peers.close()
+        while self._at_end:
+            self._at_end.pop()()
 
     def any(self, flag: bool) -> bool:
         return self.add([float(flag)]).wait()[0] > 0

@@ -205,6 +205,15 @@ class DistributedReplica(Replica):
         self._sync = GradientSync()
         share_parameters(bare)
         self.renew()
+        gang.council.at_end(self._let_go_of_reducer)
+
+    def _let_go_of_reducer(self) -> None:
+        """While others hold the process group: torch's reducer, if it is the last to let go of it,
+        waits for gloo's threads with the interpreter's lock held, for which they may wait after a
+        backward that has failed with buckets on their way.
+        """
+        for name in ("logger", "reducer"):
+            vars(self.wrapped).pop(name, None)
 
     def renew(self) -> None:
         self._trained = _which_are_trained(self.parameters)

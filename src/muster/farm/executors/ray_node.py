@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from muster.base.held_port import held_port
 from muster.base.late_modules import imported_when_used
@@ -102,7 +102,7 @@ def main(settings: dict[str, Any]) -> str:
             super().start_raylet(*arguments, **named)
 
         def start_ray_processes(self) -> None:
-            super().start_ray_processes()
+            cast(Any, super()).start_ray_processes()
             node: Any = self
             until_s = time.monotonic() + _REGISTERS_S
             with contextlib.suppress(Exception):  # in another version; Ray waits itself after this
