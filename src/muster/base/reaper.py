@@ -51,7 +51,8 @@ class Reaper:
         start = (
             "import os, select, sys; pipe = int(sys.argv[2])\n"
             # Workers begin now, and a short run is over before there is anything to import.
-            "if select.select([pipe], [], [], 1)[0] and os.read(pipe, 1): os._exit(0)\n"
+            "news = select.poll(); news.register(pipe, select.POLLIN)\n"  # any descriptor's number
+            "if news.poll(1000) and os.read(pipe, 1): os._exit(0)\n"
             "sys.path.insert(0, sys.argv[1])\n"
             # At once: somebody waits for its end, and it holds nothing.
             "from muster.base.reaper import main; os._exit(main(sys.argv[2:]))"

@@ -85,7 +85,8 @@ def vet_new(config: Any, folder: RunFolder, options: SweepOptions | GangOptions)
     """
     if (check := getattr(config, "check_new", None)) is None:
         return
-    if options.restart or not folder.exists():
+    has_begun = folder.exists() or folder.stage(0).parent.is_dir()  # the last stage's comes last
+    if options.restart or not has_begun:
         check()
 
 

@@ -127,7 +127,8 @@ class Journal:
         )  # fmt: skip
         if rejects:
             if self._bad < 0:
-                self._bad = _open(self._bad_raw)
+                is_final = self._final_index.exists()  # of a finish that was cut short
+                self._bad = _open(self.bad_path if is_final else self._bad_raw)
             write_all(self._bad, rejects)
         packed = _ENTRY.pack(*entry)
         write_all(self._index, packed + _CRC.pack(zlib.crc32(packed)))

@@ -281,7 +281,9 @@ def _result(folder: RunFolder, key: bytes, state: int, value: bytes | None) -> d
 def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
         return canonical.encode(hide_secrets(value)).decode()
-    return _without_secrets(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _without_secrets(value) if len(value) < _MOST_OF_TEXT else without_secrets(value)
+    return value
 
 
 @lru_cache(maxsize=1024)  # a column of words has the same few again and again
