@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,7 +12,7 @@ from typing import Any
 
 class _Late(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by the import system, of every module
+        if name.startswith("__") and name != "__path__":  # the import system asks every module
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -24,7 +24,11 @@ def imported_when_used(*names: str) -> Iterator[None]:
     """What imports these within this, by their plain names, gets them when it uses them first; what
     imports them afterwards does so as ever.
     """
-    late = {name: _Late(name) for name in names if name not in sys.modules}
+    late: dict[str, ModuleType] = {}
+    for name in names:
+        if name not in sys.modules and (spec := importlib.util.find_spec(name)) is not None:
+            late[name] = _Late(name)
+            late[name].__spec__ = spec  # for those who ask whether it is installed
     sys.modules.update(late)
     try:
         yield

@@ -43,10 +43,18 @@ def set_subreaper(wanted: bool) -> bool:
         return False
     import ctypes  # here: a dry run and a look start nothing
 
-    library, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
-    library.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    library.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
-    return bool(before.value)
+    before = _is_subreaper()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+    return before
+
+
+def _is_subreaper() -> bool:
+    """Whether it is in force: a sandbox may refuse it, and another run of this program end it."""
+    import ctypes
+
+    value = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
 
 
 def allow_files(count: int, pid: int = 0) -> int:
@@ -155,7 +163,7 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
 
     Those are the members of its session, and marked processes that have been handed to this
     process because their parent died. ``spared``: session leaders that are still wanted. All of
-    them descend from this process, which is a subreaper, but through none of the ``spared``.
+    them descend from this process where it is a subreaper, but through none of the ``spared``.
     """
     deadline = time.monotonic() + 2.0
     me = os.getpid()
@@ -310,9 +318,10 @@ def _living() -> dict[int, _Process]:
 
 def _below(pid: int, spared: set[int]) -> dict[int, _Process]:
     """Living processes that descend from one, but through none of the ``spared``. Where the kernel
-    lists no children it is all processes, of which a shared machine may have thousands.
+    lists no children, or gives orphans to init, it is all processes, of which a shared machine may
+    have thousands.
     """
-    if not _LISTS_CHILDREN:
+    if not (_LISTS_CHILDREN and _is_subreaper()):
         return _living()
     found: dict[int, _Process] = {}
     parents = [pid]

@@ -286,7 +286,7 @@ class HostCopies:
 class Extension:
     """What an installed package adds to muster, and why it cannot be used, if it cannot.
 
-    ``place``: ``module:attribute``.
+    ``place``: ``module:attribute``. ``untried``: why it is not known whether it can.
     """
 
     kind: str
@@ -295,6 +295,7 @@ class Extension:
     package: str
     version: str = ""
     problem: str = ""
+    untried: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,8 @@ def _with_measurements(
 ) -> Facts:
     say("starting torch")
     if skipped := no_time(left, least_s=3.0):
-        return replace(facts, torch=replace(facts.torch, run=skipped))
+        is_there = facts.torch.version is not None  # else it is known why nothing can be measured
+        return replace(facts, torch=replace(facts.torch, run=skipped)) if is_there else facts
     # A first import from a network disk takes long; who gives more time gets it here.
     limit_s = max(25.0, options.time_limit_s / 2)
     facts = replace(facts, torch=running_torch(facts.torch, limit_s=limit_s, left_s=left()))

@@ -259,7 +259,7 @@ def gather_extensions(
         for one in all_plugins()
     )  # fmt: skip
     said: dict[str, str] = {}
-    missing, until_s = "", time.monotonic() + limit_s
+    missing, untried, until_s = "", "", time.monotonic() + limit_s
     while loads and any(f"{one.kind} {one.name}" not in said for one in found):
         left_s, words = until_s - time.monotonic(), list(said)
         outcome = run_probe(
@@ -268,15 +268,23 @@ def gather_extensions(
         said |= outcome.value.get("problems") or {}
         if outcome.run.status == "ok":
             break
+        if outcome.run.status == "skipped":
+            missing, untried = "", outcome.run.error or ""
+            break
         at = outcome.run.at or "their probe"
         missing = f"it was not tried, because {at} failed"
-        how = {"hung": "it hangs", "skipped": "there was no more time"}
-        said.setdefault(at, f"{how.get(outcome.run.status, 'Python ends')} when it is imported")
+        how = "it hangs" if outcome.run.status == "hung" else "Python ends"
+        said.setdefault(at, f"{how} when it is imported")
         if outcome.run.at is None or time.monotonic() + silence_s > until_s:
             break
-    told = [said.get(f"{one.kind} {one.name}", missing) for one in found]
+    known = [said.get(f"{one.kind} {one.name}") for one in found]
     return tuple(
-        replace(one, problem=one.problem or why) for one, why in zip(found, told, strict=True)
+        replace(
+            one,
+            problem=one.problem or (missing if why is None else why),
+            untried=untried if why is None and not one.problem else "",
+        )
+        for one, why in zip(found, known, strict=True)
     )
 
 

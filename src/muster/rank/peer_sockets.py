@@ -150,7 +150,10 @@ def connect_peers(
 
 def _remove_left(idle_s: float) -> None:
     """What ranks have left here that were killed while they connected."""
-    for path in Path(tempfile.gettempdir()).glob("muster-*/rank"):
+    left: list[Path] = []
+    with suppress(OSError):  # a dead mount
+        left += Path(tempfile.gettempdir()).glob("muster-*/rank")
+    for path in left:
         with suppress(OSError):  # another user's, or gone meanwhile
             is_ours = path.parent.lstat().st_uid == os.getuid() and not path.parent.is_symlink()
             if is_ours and path.is_socket() and time.time() - path.stat().st_mtime > idle_s:

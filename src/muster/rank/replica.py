@@ -212,8 +212,9 @@ class DistributedReplica(Replica):
         waits for gloo's threads with the interpreter's lock held, for which they may wait after a
         backward that has failed with buckets on their way.
         """
-        for name in ("logger", "reducer"):
-            vars(self.wrapped).pop(name, None)
+        if isinstance(self.wrapped, DistributedDataParallel):
+            for name in ("logger", "reducer"):
+                vars(self.wrapped).pop(name, None)
 
     def renew(self) -> None:
         self._trained = _which_are_trained(self.parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -107,6 +108,49 @@ def test_an_orphan_is_found_below_one_that_nothing_marks(tmp_path: Path) -> None
         spared.kill()
     hidden.kill()
     hidden.wait(300)
+
+
+def test_an_orphan_that_init_has_got_is_found_by_its_session() -> None:
+    """Where orphans do not come here: a run of this program has ended, or a sandbox refuses."""
+    before = processes.set_subreaper(False)
+    try:
+        text = "import os, time\nif not os.fork(): time.sleep(600)"
+        with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as leader:
+            leader.wait(300)
+        assert processes.end_orphans(f"mark-{time.time_ns()}", leader.pid, set()) == []
+        left = [one for one in psutil.process_iter() if _session(one.pid) == leader.pid]
+        assert not [one for one in left if processes.is_alive(one.pid)]
+    finally:
+        processes.set_subreaper(before)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+HIGH = """
+import os
+from muster.base.processes import allow_files
+from muster.base.reaper import Reaper
+if allow_files(1100) < 1100:
+    raise SystemExit(77)
+held = [os.dup(0) for _ in range(1050)]
+reaper = Reaper("mark")
+reaper.start()
+process = reaper._process
+reaper.dismiss()
+raise SystemExit(process.returncode)
+"""
+
+
+def test_a_reaper_waits_for_a_pipe_whatever_its_number() -> None:
+    done = subprocess.run([sys.executable, "-c", HIGH], check=False)
+    if done.returncode == 77:
+        pytest.skip("no more than 1,024 files may be open here")
+    assert done.returncode == 0
 
 
 def test_a_process_and_what_it_has_started_are_a_family() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -33,3 +33,20 @@ def test_a_module_is_imported_when_it_is_used_and_afterwards_as_ever(
     there = sys.modules["put_off"]
     with imported_when_used("put_off"):  # what is there already stays
         assert sys.modules["put_off"] is there
+
+
+def test_it_may_be_a_package_be_asked_for_or_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("put_off_package", "put_off_package.part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "put_off_package").mkdir()
+    (tmp_path / "put_off_package" / "__init__.py").write_text("")
+    (tmp_path / "put_off_package" / "part.py").write_text("value = 5\n")
+    with imported_when_used("put_off_package", "put_off_nowhere"):
+        assert importlib.util.find_spec("put_off_package") is not None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("put_off_nowhere")
+        assert importlib.import_module("put_off_package.part").value == 5
+    assert sys.modules["put_off_package"].part.value == 5

@@ -193,6 +193,18 @@ def test_one_that_hangs_does_not_hide_the_others(site: Path) -> None:
     assert found["stuck"] == "it hangs when it is imported" and found["good"] == ""
 
 
+def test_one_for_which_there_was_no_time_is_not_blamed_and_a_check_not_imported_here(
+    site: Path,
+) -> None:
+    offer(site, "late", recipes="late = late_one:E", checks="last = late_one:f")
+    (site / "late_one.py").write_text("import time\ntime.sleep(600)\n")
+    facts = Facts(extensions=gather_extensions(loads=True, limit_s=1.0))
+    assert [one.problem for one in facts.extensions] == ["", ""]
+    told = [one for one in run_checks(facts) if "of late" in one.what or "late:" in one.check]
+    assert [one.severity for one in told] == ["note", "note"]
+    assert all("was not imported: the time for all checks was over" in one.what for one in told)
+
+
 def test_what_an_extension_prints_is_no_output_of_a_command(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

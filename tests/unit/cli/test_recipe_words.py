@@ -11,10 +11,13 @@ from tests.conftest import MusterCli
 from tests.programs import read_program
 
 from muster.api.recipe import TrainRecipe
+from muster.api.start.options import SweepOptions
 from muster.base.errors import UsageError
 from muster.cli.commands.sweep import flags_of_sweep
-from muster.cli.recipes import train_recipe, with_seeds_as_stored
+from muster.cli.recipes import train_recipe, vet_new, with_seeds_as_stored
 from muster.farm.space_texts import parse_seeds
+from muster.run.folder import RunFolder
+from muster_recipes.reasoning.config import ReasoningConfig
 
 
 @pytest.mark.parametrize("recipe", ["ssm", "ssvae"])
@@ -201,6 +204,18 @@ def test_a_short_training_of_a_recipe_with_a_warm_up_is_taken(muster_main: Muste
     done = muster_main("train", "har", "--epochs", "1", "--warmup-epochs", "2", "--dry-run")
     assert done.returncode == 2
     assert "--warmup-epochs 2 is longer" in done.stderr
+
+
+def test_a_map_by_stages_that_has_begun_is_not_asked_what_a_new_one_is(tmp_path: Path) -> None:
+    """The folder of its last stage, which is the run's, comes last."""
+    config = ReasoningConfig(dataset="gsm8k", grading="off", eval_temperature=0.5)
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(UsageError, match="without grading"):
+        vet_new(config, folder, SweepOptions())
+    folder.stage(0).mkdir(parents=True)
+    vet_new(config, folder, SweepOptions())
+    with pytest.raises(UsageError, match="without grading"):
+        vet_new(config, folder, SweepOptions(restart=True))
 
 
 def test_one_refusal_says_all_that_a_plan_of_a_task_needs(muster_main: MusterCli) -> None:

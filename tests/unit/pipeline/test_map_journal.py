@@ -230,3 +230,20 @@ def test_killed_at_random_moments_it_loses_nothing_that_was_added(tmp_path: Path
         journal.close()
     expected = b"".join(b'{"n":%d}\n' % row for row in range(3000))
     assert (tmp_path / "k.jsonl").read_bytes() == expected
+
+
+def test_rejects_after_a_finish_that_was_cut_short_are_kept_as_well(tmp_path: Path) -> None:
+    """A power cut may leave the final names of files that are not whole."""
+    journal = Journal(tmp_path, "k")
+    add(journal, 0, 3)
+    journal.finish()
+    journal.close()
+    os.truncate(tmp_path / "k.jsonl", (tmp_path / "k.jsonl").stat().st_size - 1)
+    journal = Journal(tmp_path, "k")
+    assert list(journal.missing(0, 8)) == [(0, 8)]
+    add(journal, 0, 8)  # with rejects
+    journal.close()  # and a kill
+    journal = Journal(tmp_path, "k")
+    assert list(journal.missing(0, 8)) == []
+    assert journal.finish().bad_size == len(lines_of(0, 8)[1])
+    journal.close()

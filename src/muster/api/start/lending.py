@@ -89,7 +89,7 @@ class Lending:
         if not holds(wanted, self._options):
             self._folder.devices_json.unlink(missing_ok=True)
         elif len(wanted.devices) == len(self._devices) and self._record != wanted:
-            self._write()
+            self._write("choose another --run-dir")
 
     def hear(self, asked: Ask, view: RunView | None = None) -> list[Event]:
         """Do what is asked for, and answer; nothing has changed where that is refused."""
@@ -381,12 +381,12 @@ class Lending:
             against=self._options.choice,
         )
 
-    def _write(self) -> None:
+    def _write(self, other: str = "leave the run on the devices that it has") -> None:
+        """``other``: what helps where the disk is full, beside making room."""
         path = self._folder.devices_json
         try:
             write_json(path, self._record)
         except OSError as error:
-            other = "leave the run on the devices that it has"
             raise explain_os_error(error, "write", path, other=other) from None
 
 

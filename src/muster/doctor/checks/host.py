@@ -354,6 +354,14 @@ def extensions(facts: Facts) -> Iterator[Finding]:
                     why="A command that names it fails; the others work.",
                     fix=f"Reinstall or repair {package}, or uninstall it.",
                 )
-        good = ", ".join(f"{one.kind} {one.name}" for one in here if not one.problem)
+            elif one.untried:
+                yield note(
+                    what=f"The {one.kind} {one.name} of {package} {version} was not imported: "
+                    f"{one.untried}.",
+                    fix="Give more time with --time-limit.",
+                )
+        good = ", ".join(
+            f"{one.kind} {one.name}" for one in here if not one.problem and not one.untried
+        )
         if good:
             yield ok(f"{package} {version} adds: {good}.")

@@ -83,7 +83,9 @@ def run_checks(facts: Facts) -> list[Finding]:
     own = [
         replace(finding, check=name) for name, check in CHECKS.items() for finding in check(facts)
     ]
-    unusable = {one.name for one in facts.extensions if one.kind == "check" and one.problem}
+    unusable = {
+        one.name for one in facts.extensions if one.kind == "check" and (one.problem or one.untried)
+    }
     theirs = [
         finding
         for name in plugins("check")
