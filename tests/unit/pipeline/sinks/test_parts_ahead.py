@@ -19,12 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.processes import command_line
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.atomic_files import sweep
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.pipeline import apart
 from muster.pipeline.sinks.formats import SinkSpec, spec_of
 from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
@@ -117,9 +115,19 @@ def file_of(spec: SinkSpec) -> Path:
     return path
 
 
+_BEFORE: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_children() -> None:
+    """Tests of other files may have left some, such as multiprocessing's."""
+    _BEFORE.clear()
+    _BEFORE.update(psutil.Process().children())
+
+
 def writers() -> list[psutil.Process]:
-    """Our processes that write ahead: tests before this one may have left others."""
-    return [one for one in psutil.Process().children() if apart.__name__ in command_line(one)]
+    """The processes that write ahead. Not by their words, which a process has a moment later."""
+    return [one for one in psutil.Process().children() if one not in _BEFORE]
 
 
 def process_at(spec: SinkSpec) -> psutil.Process:
