@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,53 @@ def test_the_pages_hold_what_was_recorded() -> None:
     assert stale == []
 
 
-def test_a_difference_is_judged_where_its_interval_is_on_one_side_of_the_goal() -> None:
+def of_benchmark(name: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which it takes away
-        at_most = runpy.run_path(str(ROOT / "benchmarks/measuring.py"))["at_most"]
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return runpy.run_path(str(ROOT / f"benchmarks/{name}.py"))
+
+
+def test_a_difference_is_judged_where_its_interval_is_on_one_side_of_the_goal() -> None:
+    at_most = of_benchmark("measuring")["at_most"]
     assert at_most([0.1] * 20, 1.0) is True and at_most([2.0] * 20, 1.0) is False
     assert at_most([-3.0, 4.0] * 10, 1.0) is None, "its interval has the goal in it"
     assert at_most([0.1] * 5, 1.0) is None and at_most([], 1.0) is None, "too few for an interval"
     # A few that stand out decide nothing.
     assert at_most([*[0.1] * 18, 90.0, 90.0], 1.0) is True
+
+
+def test_a_difference_is_told_with_its_sign_and_its_interval() -> None:
+    told = of_benchmark("measuring")["told"]
+    assert told([0.5] * 10) == "+0.50 [+0.50, +0.50]" and told([]) == "-"
+    assert told([-1.0, 0.04, 2.0], 1) == "+0.0 [-1.0, +2.0]"
+
+
+def test_processor_time_is_that_of_the_process_that_is_asked_for() -> None:
+    processor_s = of_benchmark("measuring")["processor_s"]
+    before = time.process_time()
+    asked = processor_s(os.getpid())
+    assert before <= asked <= time.process_time()
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert 0 <= processor_s(other.pid) < 60
+        other.kill()
+    with pytest.raises(OSError):
+        processor_s(other.pid)
+
+
+def test_what_points_cost_is_the_difference_of_halves_with_threads_and_coordinator() -> None:
+    cost_of = of_benchmark("metrics")["cost_of"]
+    block = {"wall": [1.0, 1.02], "cpu": [1.0, 1.01], "inside": 0.005, "others": 0.0201}
+    without = {"wall": [1.0, 1.0], "cpu": [1.0, 1.0], "inside": 0.0, "others": 0.01}
+    # A moment in which something else ran is in one block.
+    torn = {**block, "wall": [1.0, 9.0]}
+    cost = cost_of(
+        {"blocks": [without] * 5, "coordinator": 0.05},
+        {"blocks": [block, torn, block, block, block], "coordinator": 0.1005},
+    )
+    assert cost.wall == pytest.approx(1.0 + 0.5)
+    assert cost.processor == pytest.approx(0.5 + 0.5 + 0.5)
+    assert cost.inside == pytest.approx(100 * 0.005 / 2.01) and cost.nothing == 0.0
 
 
 def test_no_table_of_measurements_is_written_by_hand() -> None:
