@@ -73,6 +73,47 @@ def test_what_points_cost_is_the_difference_of_halves_with_threads_and_coordinat
     assert cost.inside == pytest.approx(100 * 0.005 / 2.01) and cost.nothing == 0.0
 
 
+def test_what_viewers_cost_is_told_from_the_spans_in_which_their_server_is_stopped() -> None:
+    pytest.importorskip("starlette")
+    benchmark = of_benchmark("dashboard")
+    span_s = benchmark["SPAN_S"]
+    num = round(1.5 * benchmark["STRETCH_S"] / span_s)
+    # 100 tasks in a span without viewers, 99 in one with; 0.08 s of the processor for all of them,
+    # and 1 ms of the server's.
+    spans, ended = [], list[float]()
+    sweep_s = server_s = 0.0
+    for number in range(num + 1):
+        goes_on = number % 2 == 0
+        spans.append(benchmark["Span"](number * span_s, goes_on, sweep_s, server_s))
+        tasks = 99 if goes_on else 100
+        ended += [(number + (i + 0.5) / tasks) * span_s for i in range(tasks)]
+        sweep_s, server_s = sweep_s + 0.08, server_s + 0.001 * goes_on
+    costs = benchmark["viewers_cost"](spans, ended)
+    assert len(costs) == 1, "half a stretch is none"
+    assert costs[0].rate == pytest.approx(1.0)
+    assert costs[0].processor == pytest.approx(100 * (0.081 / 99 / (0.08 / 100) - 1))
+    assert costs[0].server == pytest.approx(100 * 0.0005 / span_s)
+
+
+def test_what_a_tracker_costs_is_told_from_the_spans_in_which_it_is_stopped() -> None:
+    benchmark = of_benchmark("trackers")
+    span_s, stretch_s = benchmark["SPAN_S"], benchmark["STRETCH_S"]
+    spans = [
+        benchmark["Span"](n * span_s, n % 2 == 1) for n in range(round(2.5 * stretch_s / span_s))
+    ]
+    pieces = []
+    for n, span in enumerate(spans):
+        # A machine that gets slower all the time, and a tracker that costs 1 % now and then.
+        speed = 0.0001 * (1 + n / len(spans))
+        pieces += [
+            benchmark["Piece"](span.began + i * span_s / 30, speed * (1.1 if n % 20 == 1 else 1), 0)
+            for i in range(30)
+        ]
+    costs = benchmark["costs"](pieces, spans, 1)
+    assert len(costs) == 3
+    assert costs == pytest.approx([1.0] * 3, abs=0.5)
+
+
 def test_no_table_of_measurements_is_written_by_hand() -> None:
     page = (ROOT / "docs/measurements.md").read_text()
     by_hand = re.sub(r"<!-- (goals|figures).*?<!-- end -->", "", page, flags=re.DOTALL)

@@ -24,7 +24,7 @@ from typing import IO
 from muster.api.trackers.feed import DONE, Position, PositionTaken, feed, read_position
 from muster.api.trackers.tracker import Place, check_installed, make_tracker
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.base.processes import RUN_MARKER, end_marked
+from muster.base.processes import RUN_MARKER, end_marked, family
 from muster.base.settings import child_environment, secrets, variable
 from muster.base.shown_text import count, one_line, shell_word, without_secrets
 from muster.run.folder import RunFolder
@@ -298,12 +298,18 @@ def main(argv: list[str]) -> int:
     is_over = threading.Event()
     threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
     os.nice(_NICE)  # the work of the run comes first
+    _put_sessions_second()
     try:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
             source = source_of(folder, run_id)
+            has_helpers = False
 
             def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
+                nonlocal has_helpers
+                if position.begun and not has_helpers:  # W&B's is there with the first run
+                    has_helpers = True
+                    _put_sessions_second()
                 return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
 
             feed(source, make_tracker(name, place), position, wait)
@@ -311,6 +317,16 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
         return 1
     return DONE
+
+
+def _put_sessions_second() -> None:
+    """That of this process, and those that processes below it have made. Linux weighs sessions
+    against each other, and niceness only within one, unless it was told not to: they would have as
+    much of a core as the run's workers.
+    """
+    for pid in family(os.getpid()):
+        with suppress(OSError), Path(f"/proc/{pid}/autogroup").open("r+") as group:
+            group.write(str(_NICE))
 
 
 def _listen(is_over: threading.Event) -> None:
