@@ -114,6 +114,14 @@ def test_what_a_tracker_costs_is_told_from_the_spans_in_which_it_is_stopped() ->
     assert costs == pytest.approx([1.0] * 3, abs=0.5)
 
 
+def test_each_idle_second_of_an_agents_workers_is_somewhere() -> None:
+    idle = of_benchmark("agent_client")["idle"]
+    calls = [{"began": b, "ended": e} for b, e in ((1, 2), (1, 3), (5.5, 6.5), (6.5, 7))]
+    found = idle([(0, 4), (5, 8)], calls, 2, 9.0)
+    assert found == {"starting": 3.0, "ending": 4.0, "between": 4.0, "at_work": 2.5}
+    assert sum(found.values()) + 4.5 == 2 * 9.0
+
+
 def test_no_table_of_measurements_is_written_by_hand() -> None:
     page = (ROOT / "docs/measurements.md").read_text()
     by_hand = re.sub(r"<!-- (goals|figures).*?<!-- end -->", "", page, flags=re.DOTALL)

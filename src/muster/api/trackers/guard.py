@@ -16,13 +16,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from muster.api.trackers.feed import DONE, Position, PositionTaken, feed, read_position
-from muster.api.trackers.tracker import Place, check_installed, make_tracker
+from muster.api.trackers.tracker import (
+    Place,
+    Tracked,
+    Tracker,
+    TrackerRun,
+    check_installed,
+    make_tracker,
+)
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.processes import RUN_MARKER, end_marked, family
 from muster.base.settings import child_environment, secrets, variable
@@ -298,33 +305,44 @@ def main(argv: list[str]) -> int:
     is_over = threading.Event()
     threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
     os.nice(_NICE)  # the work of the run comes first
-    _put_sessions_second()
+    _put_second([os.getpid()])
     try:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
             source = source_of(folder, run_id)
-            has_helpers = False
 
             def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
-                nonlocal has_helpers
-                if position.begun and not has_helpers:  # W&B's is there with the first run
-                    has_helpers = True
-                    _put_sessions_second()
                 return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
 
-            feed(source, make_tracker(name, place), position, wait)
+            feed(source, _ComingSecond(make_tracker(name, place)), position, wait)
     except (PositionTaken, MusterError) as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
         return 1
     return DONE
 
 
-def _put_sessions_second() -> None:
-    """That of this process, and those that processes below it have made. Linux weighs sessions
-    against each other, and niceness only within one, unless it was told not to: they would have as
-    much of a core as the run's workers.
+class _ComingSecond:
+    """A tracker whose helpers, such as W&B's, come behind the work of the run as well."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.most_open = tracker.most_open
+        self._tracker = tracker
+        self._is_first = True
+
+    def open(self, tracked: Tracked) -> TrackerRun:
+        run = self._tracker.open(tracked)
+        if self._is_first:  # with which they begin
+            self._is_first = False
+            _put_second(family(os.getpid()))
+        return run
+
+
+def _put_second(pids: Iterable[int]) -> None:
+    """Put the sessions of these processes behind others. Linux weighs sessions against each other,
+    and niceness only within one, unless it was told not to: theirs would have as much of a core as
+    the run's workers.
     """
-    for pid in family(os.getpid()):
+    for pid in pids:
         with suppress(OSError), Path(f"/proc/{pid}/autogroup").open("r+") as group:
             group.write(str(_NICE))
 
