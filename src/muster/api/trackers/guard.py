@@ -305,7 +305,7 @@ def main(argv: list[str]) -> int:
     is_over = threading.Event()
     threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
     os.nice(_NICE)  # the work of the run comes first
-    _put_second([os.getpid()])
+    _weigh_sessions([os.getpid()], _NICE)
     try:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
@@ -333,23 +333,31 @@ class _ComingSecond:
         run = self._tracker.open(tracked)
         if self._is_first:  # with which they begin
             self._is_first = False
-            _put_second(family(os.getpid()))
+            _weigh_sessions(family(os.getpid()), _NICE)
         return run
 
 
-def _put_second(pids: Iterable[int]) -> None:
-    """Put the sessions of these processes behind others. Linux weighs sessions against each other,
-    and niceness only within one, unless it was told not to: theirs would have as much of a core as
-    the run's workers.
+def _weigh_sessions(pids: Iterable[int], nice: int) -> None:
+    """Say how nice the sessions of these processes are to others. Linux weighs sessions against
+    each other, and niceness only within one, unless it was told not to: those of a tracker would
+    have as much of a core as the run's workers.
     """
-    for pid in pids:
-        with suppress(OSError), Path(f"/proc/{pid}/autogroup").open("r+") as group:
-            group.write(str(_NICE))
+    for path in [Path(f"/proc/{pid}/autogroup") for pid in pids]:
+        for _ in range(3):
+            try:
+                if not path.read_text().endswith(f" {nice}\n"):
+                    path.write_text(str(nice))
+                break
+            except BlockingIOError:  # all users together may change one in a tenth of a second
+                time.sleep(0.1)
+            except OSError:  # it has ended, or there are no such groups here
+                break
 
 
 def _listen(is_over: threading.Event) -> None:
     if sys.stdin.readline():
         is_over.set()
+        _weigh_sessions(family(os.getpid()), 0)  # the run waits for us now
         sys.stdin.read()
     # A library may hang, and one that has threads of its own would keep this process.
     if os.getpgrp() == os.getpid():
