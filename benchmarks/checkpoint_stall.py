@@ -7,8 +7,8 @@ A real loop (forward, backward, AdamW; one thread) with 151 MB of model and opti
 every 20 steps. All run in one process in turn, each in its documented way; a copy into memory that
 is kept for it is the least that anything can do that writes while the training goes on.
 
-In each round every contender saves once and goes on for as many steps as the slowest needs to
-write, 20 at most; then the rest of its writing is waited for, as the next save would have to.
+In each round every contender saves once and goes on for twice as many steps as the slowest needs
+to write, 20 at most; then the rest of its writing is waited for, as the next save would have to.
 Before and behind it are as many steps without saving. ``blocked`` is what the call takes, and that
 wait. ``added`` is that and what the steps take beyond the mean of those before and behind, so a
 writer that slows down the steps after the call pays for it, divided by 20: per step, the median
@@ -203,14 +203,14 @@ def added(one: Found, before: Found, behind: Found, what: Literal["steps", "thre
 
 
 def steps_of_a_write(savers: Mapping[str, Nothing], loop: Loop, place: Path, most: int) -> int:
-    """In so many steps the slowest has written, and half as long again."""
+    """In so many steps the slowest has written, on a disk that takes twice as long now and then."""
     slowest = 0.0
     for number, saver in enumerate(savers.values()):
         # The first save of all sets things up; a long training has one.
         for save in (1, 2):
             one = run(saver, loop, number=save, steps=1, folder=place / str(number))
         slowest = max(slowest, one.blocked / one.steps)
-    return min(most, 2 + ceil(1.5 * slowest))
+    return min(most, 4 + ceil(2 * slowest))
 
 
 def _told(values: list[float]) -> str:
