@@ -48,7 +48,7 @@ async def answers_of(folder: Path) -> tuple[int, float, set[int]]:
             events = [*reader.read(wire.unpack(bytearray(await pilot.poll())))]
             if any(isinstance(event, WorkerReady) for event in events):
                 begin = time.monotonic()
-                await pilot.apply(1, remote.send_command(1, tasks, together=False))
+                await pilot.apply(1, remote.pass_command(1, tasks, together=False))
             found = [item for e in events if isinstance(e, Results) for item in e.finished]
             answers += bool(found)
             done |= {item.task_id for item in found}
