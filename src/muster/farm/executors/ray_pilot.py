@@ -43,7 +43,7 @@ from muster.run.folder import RunFolder
 PARCEL_BYTES = 16 << 20
 _TICK_S = 0.1
 #: While the worker has more to do, what it says within this time travels in one answer.
-GATHER_S = 0.02
+GATHER_S = 0.04
 _CHECKPOINTS_EVERY_S = 1.0
 #: Below the scratch folder: code that was sent (by a frame of that name), and the run folder of a
 #: pilot that has its own.
