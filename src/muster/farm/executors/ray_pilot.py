@@ -91,7 +91,9 @@ class Pilot:
         self._gathering: asyncio.TimerHandle | None = None
 
     async def open(self, setup: bytes) -> dict[str, Any]:
-        """Where this is and what it sees. Nothing is done for another version of Muster."""
+        """Where this is and what it sees. Nothing is done for another version of Muster. Nothing is
+        left if the answer finds nobody: the run may be over before a node has room.
+        """
         record = orjson.loads(setup)
         about = {
             "version": muster_version(),
@@ -112,7 +114,6 @@ class Pilot:
             run_path = self._scratch / RUNS / run_path.name
             self._files = FilesForDriver(RunFolder(run_path), self._setup.slot_id)
         self._folder = RunFolder(run_path)
-        self._folder.create()
         self._unpacker = Unpacker(self._scratch, (RUNS,))
         has_code = is_shared and _is_same_code(self._setup.roots[0], self._setup.digests)
         missing = [p for p, size in self._setup.input_files.items() if _size_of(Path(p)) != size]
@@ -165,6 +166,8 @@ class Pilot:
     # ------------------------------------------------------------------ commands
 
     def _apply(self, data: bytearray) -> None:
+        if not self._next:
+            self._folder.create()
         for header, body in wire.unpack(data):
             if header[0] == CODE:
                 unpack_code(io.BytesIO(body), self._scratch / CODE)
