@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from muster.base.collector import collecting_rarely
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
 from muster.farm.decide import Scheduler
@@ -91,6 +92,10 @@ class Coordinator:
 
     def run(self) -> Ending:
         """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
+        with collecting_rarely():
+            return self._run()
+
+    def _run(self) -> Ending:
         self._picture.start(self._ledger.counts())
         try:
             # After the tasks that were to be stopped are: their folders are kept.

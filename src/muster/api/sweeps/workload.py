@@ -280,7 +280,9 @@ def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workloa
             payloads, priorities = space.payloads(), space.priorities()
             while some := list(islice(payloads, _MADE_AT_ONCE)):
                 keys = map(key_of, some)
-                yield from map(NewTask, keys, repeat(number), some, repeat(0), priorities)
+                yield from map(
+                    NewTask._make, zip(keys, repeat(number), some, repeat(0), priorities)
+                )
             return
         for params, priority in zip(space, space.priorities(), strict=False):
             payload, key = make(params)
