@@ -80,6 +80,7 @@ class Coordinator:
         self._early: list[Event] = []  # heard while tasks were listed
         self._heard: list[Request] = []
         self._refetch = False
+        self._num_short = 0  # tasks that were asked for and did not come
         self._asked = Asked(ledger, plan)
         self._is_to_cancel = False  # once all tasks are known
         self._cancelling = False
@@ -218,6 +219,7 @@ class Coordinator:
             # Asked again at once only when the first answer fell short; the next turn serves it.
             # A driver that has nothing to say is asked again when something has happened.
             self._refetch = self._steering is None or bool(fetched.tasks)
+            self._num_short = decisions.fetch
         if decisions.starts:
             self._ledger.begin()
             self._record_starts(decisions)
@@ -337,7 +339,7 @@ class Coordinator:
         if self._steering is not None:
             is_ending = self._scheduler.draining or self._scheduler.paused or self._problem
             return None if is_ending else self._steering.choose(self._scheduler, self._picture)
-        count = count or FIRST_CHUNK
+        count = count or self._num_short or FIRST_CHUNK
         tasks: list[Task] = self._ledger.claim(count)
         return Fetched(tasks, exhausted=len(tasks) < count and not self._listing.goes_on)
 
