@@ -39,6 +39,8 @@ from muster.supervisor.watchdog import Watchdog, dump_stacks
 
 #: Seconds that the others have to notice that one has failed, before they are told to end.
 _NOTICE_S = 0.5
+#: Seconds that a rank has to write down why it has left the others, where they have failed by that.
+_CAUSE_S = 5.0
 #: Seconds that ranks may take which are told to end because another has failed.
 _AFTER_FAILURE_S = 5.0
 _AFTER_STALL_S = 1.0
@@ -130,6 +132,8 @@ class Supervisor(SimpleElasticAgent):
             # The first that was seen to fail need not be the first that failed: the others get a
             # moment to end by themselves and say why, before they are told to.
             self._await(_NOTICE_S)
+            if self._spec.num_nodes == 1:  # else the cause may be on another node
+                self._await(_CAUSE_S, until=self._knows_cause)
             self._end(signal.SIGTERM, min(_AFTER_FAILURE_S, self._spec.grace_s))
         elif verdict is not None and self._running():
             self._tell("stall", text=verdict.text, culprits=list(verdict.culprits))
@@ -294,10 +298,19 @@ class Supervisor(SimpleElasticAgent):
                 if self._watchdog is not None:
                     self._watchdog.forget(rank.rank)
 
-    def _await(self, seconds: float) -> None:
+    def _knows_cause(self) -> bool:
+        """Whether a rank has ended, or has written down an error, that follows from no other's."""
+        paths = self._spec.folder
+        over = [
+            one for one in self._ranks
+            if one.code is not None or read_rank_error(paths.rank_error(one.rank)) is not None
+        ]  # fmt: skip
+        return not all(map(self._is_consequence, over))
+
+    def _await(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
         self._look()
-        while self._running() and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline and not until():
             time.sleep(_POLL_S)
             self._look()
 
