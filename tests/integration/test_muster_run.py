@@ -189,6 +189,12 @@ def test_a_rank_that_was_leaving_when_the_others_noticed_is_the_culprit(
     assert done.returncode == 1
     assert "rank 1 of 2 failed: ValueError: no such file" in done.stderr, done.stderr
     assert "rank 0 ended because of it (connection closed by peer)" in done.stderr
+    *_, last = (tmp_path / "run/logs/rank-0.log").read_text().splitlines()
+    cause = "rank 1 of 2 failed: ValueError: no such file"
+    assert last == f"muster: this followed (connection closed by peer); the cause: {cause}"
+    for command in ("why", "errors"):
+        told = muster_cli(command, "run").stdout.lower()
+        assert "rank 0 ended because of it (connection closed by peer): runtimeerror" in told
 
 
 def test_an_exit_code_and_a_killed_rank_are_told(tmp_path: Path, muster_cli: MusterCli) -> None:

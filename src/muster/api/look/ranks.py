@@ -20,10 +20,18 @@ _RANK = re.compile(r"\brank (\d+)\b")
 
 
 class RankFailures(NamedTuple):
-    """``report``: what the launcher said at the end; ``errors``: what ranks wrote down."""
+    """``report``: what the launcher said at the end; ``errors``: what ranks wrote down; ``first``:
+    the rank that made the others fail."""
 
     report: tuple[str, ...]
     errors: dict[int, RankError]
+    first: int | None = None
+
+    def who(self, rank: int) -> str:
+        """A rank as the subject of what it has raised: whether another one is the cause of that."""
+        name = self.errors[rank].follows
+        is_cause = rank == self.first or self.first is None or name is None
+        return f"rank {rank}" if is_cause else f"rank {rank} ended because of it ({name})"
 
 
 def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
@@ -68,7 +76,7 @@ def rank_failures(folder: RunFolder) -> RankFailures:
     errors = _errors(folder)
     first = failed_rank(folder)
     order = sorted(errors, key=lambda rank: (rank != first, errors[rank].time_s))
-    return RankFailures(last_report(folder), {rank: errors[rank] for rank in order})
+    return RankFailures(last_report(folder), {rank: errors[rank] for rank in order}, first)
 
 
 def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:

@@ -166,12 +166,12 @@ def causes(run: Run) -> Iterator[Cause]:
 
 
 def _causes_of_ranks(folder: RunFolder) -> Iterator[Cause]:
-    report, errors = rank_failures(folder)
-    if report:
-        yield Cause(report[0], 1, "starts", "\n".join(report))
-    for rank, error in errors.items():
-        text = f"{error.type}: {error.message}"
-        yield Cause(f"Rank {rank}: {text}", 1, "ranks", "\n".join((*error.frames, text)),
+    found = rank_failures(folder)
+    if found.report:
+        yield Cause(found.report[0], 1, "starts", "\n".join(found.report))
+    for rank, error in found.errors.items():
+        text, who = f"{error.type}: {error.message}", found.who(rank).capitalize()
+        yield Cause(f"{who}: {text}", 1, "ranks", "\n".join((*error.frames, text)),
                     first_s=error.time_s, last_s=error.time_s)  # fmt: skip
 
 
