@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.api.look.listing import HeldUp, array_of, ended_job, held_up_now, job_of, word_of
-from muster.api.look.ranks import failed_rank, rank_failures, rank_log
+from muster.api.look.ranks import rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
@@ -29,6 +29,7 @@ from muster.farm.canonical import task_label
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.outcomes import REASONS
 from muster.farm.task import Outcome, TaskState
+from muster.gang.failures import failed_rank, rank_failures
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.run.state import Start, has_saved, last_start, last_word
