@@ -209,7 +209,7 @@ def test_a_training_looks_at_every_flag_that_is_not_refused(
     names = {field.name for field in dataclasses.fields(config)}
     seen = set[str]()
 
-    class Watched(config):  # type: ignore[misc, valid-type]
+    class Watched(config):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
             seen.add(name)
             return super().__getattribute__(name)
