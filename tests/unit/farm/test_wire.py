@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_torn_end_stays_in_the_buffer(
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
     frames = [wire.pack_plain(sent), wire.pack_plain(sent), wire.pack_finished(sent)]
     found = [wire.read_results(*frame) for frame in wire.unpack(bytearray(b"".join(frames)))]
-    [got, *others] = sum(found, [])
+    got, *others = itertools.chain.from_iterable(found)
     assert others == [got, got]
     is_ok = sent.outcome is Outcome.OK
     assert got == sent._replace(
