@@ -90,7 +90,7 @@ READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
         [status, refusal, explained],
     ),
     "training_results.json": (RESULTS, [status, compare_run]),
-    "metrics.jsonl": (LINE, [status, lambda f: read_metrics(f.metrics)]),
+    "metrics.jsonl": (LINE, [status, lambda f: [*read_metrics(f.metrics)]]),
     "plan.json": (PLAN, [compare_run]),
     "published.json": (PUBLISHED, [read_published, lambda f: tables._output_of_map(Run(f.path))]),
     "publishing.json": (
