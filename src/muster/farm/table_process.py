@@ -19,9 +19,8 @@ from muster.run.folder import RunFolder
 _WITHOUT_NUMPY = 18
 
 
-#: The last argument of a process that is to import first, and then to wait until it is told to
-#: write; and its exit code where nobody told it.
-AHEAD, NOT_TOLD = "ahead", 75
+#: The last argument of a process that is to import, and then to wait until it is told to write.
+AHEAD = "ahead"
 _PATIENCE_S = 10.0
 
 
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> int:
     from muster.farm.export import refresh  # which imports pyarrow
 
     if is_ahead and not _is_told():
-        return NOT_TOLD
+        return 1  # so that whoever has begun it knows that it has written nothing
     try:
         with without_collector():
             refresh(RunFolder(Path(argv[0])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -73,12 +74,18 @@ def test_a_torn_end_stays_in_the_buffer(
         log_end=st.integers(0, 2**40),
         peak_mib=st.none() | st.floats(0, 1e6),
         value=st.binary(max_size=200),
+        message=st.just(""),
+        trace=st.just(""),
+        signal=st.none(),
+        poisoned=st.just(False),
+        files=st.just(False),
+        on_device=st.booleans(),
     )
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
     frames = [wire.pack_plain(sent), wire.pack_plain(sent), wire.pack_finished(sent)]
-    [run, single] = wire.unpack(bytearray(b"".join(frames)))
-    [got, *others] = wire.read_results(*run) + wire.read_results(*single)
+    read = map(wire.read_results, *zip(*wire.unpack(bytearray(b"".join(frames))), strict=True))
+    [got, *others] = itertools.chain.from_iterable(read)
     assert others == [got, got]
     is_ok = sent.outcome is Outcome.OK
     assert got == sent._replace(
