@@ -84,8 +84,8 @@ def test_a_torn_end_stays_in_the_buffer(
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
     frames = [wire.pack_plain(sent), wire.pack_plain(sent), wire.pack_finished(sent)]
-    read = map(wire.read_results, *zip(*wire.unpack(bytearray(b"".join(frames))), strict=True))
-    [got, *others] = itertools.chain.from_iterable(read)
+    found = [wire.read_results(*frame) for frame in wire.unpack(bytearray(b"".join(frames)))]
+    got, *others = itertools.chain.from_iterable(found)
     assert others == [got, got]
     is_ok = sent.outcome is Outcome.OK
     assert got == sent._replace(
