@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 from muster.farm.table_process import main
 main([sys.argv[1]])
-assert not {"numpy", "pandas"} & sys.modules.keys()
+assert not {"numpy", "pandas", "cloudpickle"} & sys.modules.keys()
 """
 
 

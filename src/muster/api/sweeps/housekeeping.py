@@ -171,7 +171,7 @@ _STATUS_EVERY_S = 1.0
 _LOOK_AT_CODE_EVERY_S = 10.0
 #: So long before the last task ends, at the pace of the others, the process that writes the table
 #: is begun: earlier it would take a core from them.
-_NEAR_S = 0.25
+_NEAR_S = 0.5
 
 
 def write_status(folder: RunFolder, view: RunView) -> None:
