@@ -52,7 +52,7 @@ from muster.devices.placement import Placement
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
-from muster.run.folder import RunFolder, id_of
+from muster.run.folder import RunFolder
 from muster.run.record import plain_options, read_run
 
 if TYPE_CHECKING:
@@ -169,9 +169,7 @@ def _run(
         chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):
             whole = RunFolder(folder.whole)  # whoever looks knows a stage by its map
-            placement, leases = take_devices(
-                chosen, whole.name, settings, audience.say, id_of(whole.path)
-            )
+            placement, leases = take_devices(chosen, whole.name, settings, audience.say, whole.path)
             slots = slots_of(placement, chosen)
             lending = Lending(folder, options, settings, slots, leases)
             devices.callback(lending.close)

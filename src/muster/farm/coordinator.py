@@ -134,7 +134,10 @@ class Coordinator:
             if not self._scheduler.is_finished or self._listing.goes_on or self._is_to_cancel:
                 goodbye_s = None  # tasks may be added while workers say goodbye
                 continue
-            goodbye_s = goodbye_s or now + _GOODBYE_S
+            if goodbye_s is None:
+                goodbye_s = now + _GOODBYE_S
+                # Now: what comes after the last task can begin while workers leave.
+                self._beside.show(self._picture.view(self._scheduler, now, "ending"))
             if not self._scheduler.roster.workers or now > goodbye_s:
                 return
 

@@ -26,7 +26,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TASKS, REVOKE, STOP, SETUP = "task", "tasks", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
-RESULTS = "results"  # what `unpack` makes of those without a header
+PLAIN = "plain"  # what `unpack` makes of results without a header
 UNFIT, STOP_TASK = "unfit", "stop_task"
 METRICS, CONFIRMED = "metrics", "confirmed"
 
@@ -61,7 +61,7 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
                 )
             else:
                 finished, end = _read_plain(data, position)
-                yield [RESULTS, finished], b""
+                yield [PLAIN, finished], b""
             position = end
     finally:
         del buffer[:position]
@@ -180,4 +180,4 @@ def read_finished(header: list[Any], body: bytes) -> Finished:
 
 def read_results(header: list[Any], body: bytes) -> list[Finished]:
     """The attempts of a frame of one result, or of what `unpack` has made of some."""
-    return header[1] if header[0] == RESULTS else [read_finished(header, body)]
+    return header[1] if header[0] == PLAIN else [read_finished(header, body)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import given
@@ -169,10 +169,14 @@ def test_commands_reach_the_executor_as_they_were_given(
     assert reader.is_closed
 
 
-@given(st.lists(EVENTS, max_size=6), st.data())
-def test_events_come_back_as_they_were_reported(events: list[Event], data: st.DataObject) -> None:
+@given(
+    st.lists(EVENTS, max_size=6), st.sampled_from([wire.pack_finished, wire.pack_plain]), st.data()
+)
+def test_events_come_back_as_they_were_reported(
+    events: list[Event], pack_finished: Callable[[Finished], bytes], data: st.DataObject
+) -> None:
     reader, buffer, found = EventReader(), bytearray(), []
-    for piece in pieces(b"".join(map(pack_event, events)), data):
+    for piece in pieces(b"".join(pack_event(event, pack_finished) for event in events), data):
         buffer += piece
         found += list(reader.read(wire.unpack(buffer)))
     assert found == events

@@ -13,8 +13,8 @@ from tests.examples import examples
 
 from muster.farm import wire
 from muster.farm.events import Progress, Results, Returned, TargetBroken, WorkerDied
-from muster.farm.executors import ray_pilot, remote
-from muster.farm.executors.ray_pilot import SENT_HOME, FilesForDriver
+from muster.farm.executors import ray_files, remote
+from muster.farm.executors.ray_files import SENT_HOME, FilesForDriver
 from muster.farm.executors.ray_sending import CodeToSend, DriverView, places_of_pilot
 from muster.farm.executors.remote import (
     LOG,
@@ -174,9 +174,9 @@ def far(tmp_path: Path) -> FilesForDriver:
     far = FilesForDriver(folder, 3)
     slot = SlotSpec(slot_id=3, label="ray/3", devices=())
     task = Task(1, bytes.fromhex(KEY), 1, b"{}", 0, 2)
-    frames = remote.start_command(8, slot) + remote.send_command(8, [task], together=False)
-    for header, _ in wire.unpack(bytearray(frames)):
-        far.hand_over(header)
+    frames = remote.start_command(8, slot) + remote.pass_command(8, [task], together=False)
+    for header, body in wire.unpack(bytearray(frames)):
+        far.hand_over(header, body)
     return far
 
 
@@ -244,7 +244,7 @@ def test_the_last_checkpoint_comes_before_a_failure(
 def test_a_checkpoint_that_is_too_large_is_told_once(
     far: FilesForDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_pilot, "CHECKPOINT_LIMIT_BYTES", 3)
+    monkeypatch.setattr(ray_files, "CHECKPOINT_LIMIT_BYTES", 3)
     RunFolder(tmp_path / "far").checkpoint(KEY).write_text("state")
     [frame] = far.new_checkpoints()
     [event] = remote.EventReader().read(wire.unpack(bytearray(frame)))

@@ -123,9 +123,13 @@ class LocalExecutor:
             return begin_worker(slot, self._mark, output.fileno(), self._lifeline, about.python)
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        self.pass_on(worker_id, wire.pack_tasks(tasks, together=together))
+
+    def pass_on(self, worker_id: int, frame: bytes) -> None:
+        """Hand a worker tasks that are packed for it already."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.channel.send(wire.pack_tasks(tasks, together=together))
+            worker.channel.send(frame)
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         self._tell(worker_id, wire.SHARE, task_id, others)

@@ -25,13 +25,8 @@ from muster.farm.events import Event, Note, Progress, WorkerDied
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.ray_pilot import (
-    RUNS,
-    SENT_HOME,
-    Pilot,
-    PilotSetup,
-    muster_version,
-)
+from muster.farm.executors.ray_files import SENT_HOME
+from muster.farm.executors.ray_pilot import RUNS, Pilot, PilotSetup, muster_version
 from muster.farm.executors.ray_sending import (
     CodeToSend,
     DriverView,
@@ -112,7 +107,7 @@ class RayExecutor:
         if not pilot.is_shared and self._folder.checkpoints.exists():
             for task in tasks:
                 self._send_checkpoint(pilot, task.key.hex())
-        pilot.commands += remote.send_command(worker_id, tasks, together=together)
+        pilot.commands += remote.pass_command(worker_id, tasks, together=together)
         pilot.has_tasks = True
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
@@ -317,17 +312,21 @@ class RayExecutor:
         self._listen(pilot, "poll", pilot.actor.poll.remote())
 
     def _read(self, pilot: _Pilot, parcel: bytes) -> Iterator[Event]:
-        for header, body in wire.unpack(bytearray(parcel)):
+        for event in pilot.reader.read(self._written(pilot, wire.unpack(bytearray(parcel)))):
+            if isinstance(event, WorkerDied):
+                self._forget(event.worker_id)
+            yield pilot.view.of(event) if pilot.view else event
+
+    def _written(self, pilot: _Pilot, frames: Iterator[remote.Frame]) -> Iterator[remote.Frame]:
+        """The frames of events; those of files are written when they are met, ahead of results."""
+        for header, body in frames:
             if is_shipped(header):
                 self._unpacker.take(header, body)
             elif header[0] == LOG:
                 _, slot_id, position = header
                 write_log(self._folder.worker_log(slot_id), pilot.log_base + position, body)
             else:
-                for event in pilot.reader.read([(header, body)]):
-                    if isinstance(event, WorkerDied):
-                        self._forget(event.worker_id)
-                    yield pilot.view.of(event) if pilot.view else event
+                yield header, body
 
     def _tell_who_waits(self) -> None:
         now = time.monotonic()

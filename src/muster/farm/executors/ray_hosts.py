@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.base.errors import SetupError
 from muster.base.shown_text import clean_text
-from muster.farm.executors import ray_links, ray_node, ray_pilot
+from muster.farm.executors import ray_lean, ray_links, ray_node, ray_pilot
 from muster.farm.executors.cluster import NO_WORKERS, ClusterRequest, Node, plan_nodes
 from muster.hosts.check import close_all, here, judge, open_all, other_code, try_links
 from muster.hosts.connection import BACK_OFF_S, Circle, Connection, Way
@@ -348,11 +348,7 @@ class RayHosts:
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.gpus)),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers are nvidia-smi's
             "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-            "RAY_enable_metrics_collection": "0",  # there is nobody whom they are for
-            # Processes for the workers import Ray, and what is to run there, before they are asked.
-            "RAY_enable_worker_prestart": "1",
-            "RAY_preload_python_modules": ray_pilot.__name__,
-            **ray_node.LOOK_OFTEN,
+            **ray_lean.ENVIRONMENT,
         }  # fmt: skip
         connection.ask("start", argv, environment, {"auth_token": self._token})
 

@@ -29,19 +29,12 @@ import orjson
 from muster.base.codec import decode
 from muster.base.errors import SetupError
 from muster.farm import wire
-from muster.farm.events import Event, Progress, Results, Returned, WorkerDied
+from muster.farm.events import Event, Results, Returned, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
-from muster.farm.executors.remote import (
-    CommandReader,
-    Unpacker,
-    is_shipped,
-    pack_event,
-    pack_file,
-    pack_folder,
-    pack_log,
-)
-from muster.farm.task import Finished, Outcome, TargetSpec
+from muster.farm.executors.ray_files import FilesForDriver
+from muster.farm.executors.remote import PASS, CommandReader, Unpacker, is_shipped, pack_event
+from muster.farm.task import TargetSpec
 from muster.hosts.code import moved_path, unpack_code
 from muster.hosts.kept_code import KeptCode
 from muster.run.folder import RunFolder
@@ -50,15 +43,11 @@ from muster.run.folder import RunFolder
 PARCEL_BYTES = 16 << 20
 _TICK_S = 0.1
 #: While the worker has more to do, what it says within this time travels in one answer.
-GATHER_S = 0.02
+GATHER_S = 0.04
 _CHECKPOINTS_EVERY_S = 1.0
 #: Below the scratch folder: code that was sent (by a frame of that name), and the run folder of a
 #: pilot that has its own.
 CODE, RUNS = "code", "runs"
-#: A checkpoint above this size stays where it is.
-CHECKPOINT_LIMIT_BYTES = 1 << 30
-#: First parts of the places that the driver accepts.
-SENT_HOME = ("attempts", "checkpoints", "parts", "columns.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +91,9 @@ class Pilot:
         self._gathering: asyncio.TimerHandle | None = None
 
     async def open(self, setup: bytes) -> dict[str, Any]:
-        """Where this is and what it sees. Nothing is done for another version of Muster."""
+        """Where this is and what it sees. Nothing is done for another version of Muster. Nothing is
+        left if the answer finds nobody: the run may be over before a node has room.
+        """
         record = orjson.loads(setup)
         about = {
             "version": muster_version(),
@@ -123,7 +114,6 @@ class Pilot:
             run_path = self._scratch / RUNS / run_path.name
             self._files = FilesForDriver(RunFolder(run_path), self._setup.slot_id)
         self._folder = RunFolder(run_path)
-        self._folder.create()
         self._unpacker = Unpacker(self._scratch, (RUNS,))
         has_code = is_shared and _is_same_code(self._setup.roots[0], self._setup.digests)
         missing = [p for p, size in self._setup.input_files.items() if _size_of(Path(p)) != size]
@@ -176,6 +166,8 @@ class Pilot:
     # ------------------------------------------------------------------ commands
 
     def _apply(self, data: bytearray) -> None:
+        if not self._next:
+            self._folder.create()
         for header, body in wire.unpack(data):
             if header[0] == CODE:
                 unpack_code(io.BytesIO(body), self._scratch / CODE)
@@ -187,11 +179,14 @@ class Pilot:
                     self._files.arrived(place.removeprefix(f"{RUNS}/{self._folder.name}/"))
                 continue
             if self._files is not None:
-                self._files.hand_over(header)
+                self._files.hand_over(header, body)
             if self._executor is None:
-                self._open_executor()
-            self._num_held += header[0] == wire.TASK
-            self._commands.apply([(header, body)])
+                self._executor = self._open_executor()
+            if header[0] == PASS:
+                self._num_held += header[2]
+                self._executor.pass_on(header[1], body)
+            else:
+                self._commands.apply([(header, body)])
         if self._gathering is None:
             self._look()
 
@@ -207,7 +202,7 @@ class Pilot:
             if self._setup.kept_code:
                 KeptCode().take(self._setup.kept_code, io.BytesIO(packed))
 
-    def _open_executor(self) -> None:
+    def _open_executor(self) -> LocalExecutor:
         """Late, because code may have to arrive first."""
         roots, code = self._setup.roots, self._scratch / CODE
         home = code / "0" if code.exists() else Path(roots[0])
@@ -217,11 +212,12 @@ class Pilot:
             int(number): _moved(decode(TargetSpec, record), roots, code)
             for number, record in self._setup.targets.items()
         }
-        self._executor = LocalExecutor(
+        executor = LocalExecutor(
             Assignment(folder=self._folder, run_id=self._mark, targets=targets)
         )
-        self._commands = CommandReader(self._executor)
-        asyncio.get_running_loop().add_reader(self._executor.fileno(), self._hear)
+        self._commands = CommandReader(executor)
+        asyncio.get_running_loop().add_reader(executor.fileno(), self._hear)
+        return executor
 
     # ------------------------------------------------------------------ events
 
@@ -265,7 +261,7 @@ class Pilot:
     def _frames(self, event: Event) -> Iterator[bytes]:
         if self._files is not None:
             yield from self._files.before(event)
-        yield pack_event(event)
+        yield pack_event(event, wire.pack_plain)
 
     def _parcel(self) -> bytes:
         parts: list[bytes] = []
@@ -331,115 +327,3 @@ def _moved(target: TargetSpec, roots: Sequence[str], code: Path) -> TargetSpec:
         location = moved_path(location, roots, code)
     base = moved_path(target.base_folder, roots, code) if target.base_folder else ""
     return dataclasses.replace(target, location=location, base_folder=base)
-
-
-class FilesForDriver:
-    """Sends a worker's files to the driver, which has every file of a result before the result.
-
-    A result's part of the log, its attempt's folder and a map's chunk go first; a checkpoint goes
-    when it is new.
-
-    ``folder``: what the worker writes to, which the driver does not see.
-    """
-
-    def __init__(self, folder: RunFolder, slot_id: int) -> None:
-        self._folder = folder
-        self._slot_id = slot_id
-        self._log_sent = 0
-        self._held: dict[int, tuple[str, int]] = {}  # task id → key and token
-        self._worker_id = 0
-        self._checkpoints: dict[str, tuple[int, int]] = {}  # key → what was sent last
-        self._columns = (0, 0)
-
-    def hand_over(self, header: list[Any]) -> None:
-        """Note from a command's frame which tasks the worker has from now on."""
-        if header[0] == "start":
-            self._worker_id = header[1]
-        elif header[0] == wire.TASK:
-            _, task_id, key, _, _, token, *_ = header
-            self._held[task_id] = (key, token)
-
-    def arrived(self, place: str) -> None:
-        """Note a file that came from the driver, which need not get it back."""
-        if place.startswith("checkpoints/"):
-            key = Path(place).stem
-            self._checkpoints[key] = _version(self._folder.checkpoint(key))
-
-    def before(self, event: Event) -> Iterator[bytes]:
-        """The frames that the driver must have before it gets this event."""
-        match event:
-            case Results(_, finished):
-                yield from self._log(max((item.log_end for item in finished), default=0))
-                for item in finished:
-                    yield from self._of_result(item)
-            case Returned(_, task_ids):
-                for task_id in task_ids:
-                    self._held.pop(task_id, None)
-            case WorkerDied():
-                yield from self._log(event.log_end)
-                for key, token in self._held.values():
-                    yield from self._checkpoint(key, 0)
-                    yield from self._attempt(key, token)
-                self._held.clear()
-
-    def new_checkpoints(self) -> Iterator[bytes]:
-        """The frames of checkpoints written since the last call, only the newest of each task."""
-        for task_id, (key, _) in list(self._held.items()):
-            yield from self._checkpoint(key, task_id)
-
-    def _of_result(self, item: Finished) -> Iterator[bytes]:
-        key, token = self._held.pop(item.task_id, ("", 0))
-        if not key:
-            return
-        if item.files:
-            yield from self._attempt(key, token)
-        if item.outcome is not Outcome.OK:
-            yield from self._checkpoint(key, item.task_id)
-            return
-        self._folder.checkpoint(key).unlink(missing_ok=True)
-        self._checkpoints.pop(key, None)
-        if self._folder.parts.exists():
-            yield from self._chunk(key)
-
-    def _attempt(self, key: str, token: int) -> Iterator[bytes]:
-        path = self._folder.attempt(key, token)
-        if path.exists():
-            yield from pack_folder(path, f"attempts/{path.name}")
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _chunk(self, key: str) -> Iterator[bytes]:
-        version = _version(self._folder.map_columns)
-        if version != self._columns:
-            self._columns = version
-            yield from pack_file(self._folder.map_columns, "columns.json")
-        for path in sorted(self._folder.parts.glob(f"*/{key}.*")):
-            yield from pack_file(path, f"parts/{path.parent.name}/{path.name}")
-            path.unlink()
-
-    def _checkpoint(self, key: str, task_id: int) -> Iterator[bytes]:
-        path = self._folder.checkpoint(key)
-        version = _version(path)
-        if version in ((0, 0), self._checkpoints.get(key)):
-            return
-        self._checkpoints[key] = version
-        size = path.stat().st_size
-        if size <= CHECKPOINT_LIMIT_BYTES:
-            yield from pack_file(path, f"checkpoints/{path.name}")
-        elif task_id:
-            text = f"checkpoint of {size >> 20} MiB stays on its node: it is too large to be sent"
-            yield pack_event(Progress(self._worker_id, task_id, text))
-
-    def _log(self, end: int) -> Iterator[bytes]:
-        if end > self._log_sent:
-            start, self._log_sent = self._log_sent, end
-            log = self._folder.worker_log(self._slot_id)
-            yield from pack_log(log, start, end, self._slot_id)
-
-
-def _version(path: Path) -> tuple[int, int]:
-    """A value that changes when the file is replaced; (0, 0) when there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns

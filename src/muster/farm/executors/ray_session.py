@@ -22,8 +22,9 @@ from muster.base.settings import kept_environment
 from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
+from muster.farm.executors.ray_lean import ENVIRONMENT, lean, replaced
 from muster.farm.executors.ray_links import ADDRESS
-from muster.farm.executors.ray_node import LOOK_OFTEN, send_plainly
+from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
@@ -192,7 +193,7 @@ class RaySession:
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.
             inner = str(Path(self._folder or "") / "r")
             settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
-        with kept_environment(self._guard):
+        with kept_environment(self._guard), lean(self.ray, self._request.num_workers):
             try:
                 _read_environment_again(self.ray)
                 self.ray.init(**settings)
@@ -240,7 +241,7 @@ def guarded_environment(folder: Path) -> dict[str, str]:
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(secrets.token_hex(32))
     # The user's own token would come before the path.
-    return {**_GUARD, **LOOK_OFTEN, "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": ""}
+    return {**_GUARD, **ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": ""}
 
 
 def _read_environment_again(ray: Any) -> None:
@@ -358,13 +359,8 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 @contextlib.contextmanager
 def at_loopback(ray: Any) -> Iterator[None]:
     """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
-    services = ray._private.services
-    usual = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda host: host
-    try:
+    with replaced(ray._private.services, resolve_ip_for_localhost=lambda host: host):
         yield
-    finally:
-        services.resolve_ip_for_localhost = usual
 
 
 def _short_folder() -> str:

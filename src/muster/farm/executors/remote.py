@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,11 +32,11 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import TakesCommands
-from muster.farm.task import Outcome, SlotSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, Task
 
 Frame = tuple[list[Any], bytes]
 
-START, SEND, END, CLOSE = "start", "send", "end", "close"
+START, SEND, PASS, END, CLOSE = "start", "send", "pass", "end", "close"
 RESULTS, DIED = "results", "died"
 
 
@@ -55,6 +55,13 @@ def send_command(worker_id: int, tasks: Sequence[Task], *, together: bool) -> by
                    t.batch_limit], t.payload)
         for t in tasks
     )  # fmt: skip
+
+
+def pass_command(worker_id: int, tasks: Sequence[Task], *, together: bool) -> bytes:
+    """One frame around the one that the worker gets, so that the pilot need not look at tasks. For
+    pilots of the same Muster only; what lies in mailboxes may be read by another.
+    """
+    return wire.pack([PASS, worker_id, len(tasks)], wire.pack_tasks(tasks, together=together))
 
 
 def share_command(worker_id: int, task_id: int, others: int) -> bytes:
@@ -133,8 +140,12 @@ class CommandReader:
 # ---------------------------------------------------------------- events, from a pilot
 
 
-def pack_event(event: Event) -> bytes:
-    """The frames of an event that an executor reports."""
+def pack_event(
+    event: Event, pack_finished: Callable[[Finished], bytes] = wire.pack_finished
+) -> bytes:
+    """The frames of an event that an executor reports. ``pack_finished``: may be
+    `wire.pack_plain` for a reader of the same Muster.
+    """
     match event:
         case WorkerReady(worker_id, pid):
             return wire.pack([wire.READY, worker_id, pid])
@@ -143,7 +154,7 @@ def pack_event(event: Event) -> bytes:
             return wire.pack([wire.BROKEN, worker_id], body)
         case Results(worker_id, finished):
             head = wire.pack([RESULTS, worker_id, len(finished)])
-            return head + b"".join(map(wire.pack_finished, finished))
+            return head + b"".join(map(pack_finished, finished))
         case Returned(worker_id, task_ids):
             return wire.pack([wire.RETURNED, worker_id], orjson.dumps(list(task_ids)))
         case Progress(worker_id, task_id, text, numbers):
@@ -166,13 +177,18 @@ class EventReader:
     def __init__(self) -> None:
         self._worker_id = 0
         self._missing = 0
-        self._finished: list[Any] = []
+        self._finished: list[Finished] = []
 
     def read(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for header, body in frames:
-            event = self._event(header, body)
-            if event is not None:
-                yield event
+            if header[0] not in (wire.RESULT, wire.PLAIN):
+                event = self._event(header, body)
+                if event is not None:
+                    yield event
+                continue
+            self._finished += wire.read_results(header, body)
+            if len(self._finished) == self._missing:
+                yield Results(self._worker_id, self._finished)
 
     def _event(self, header: list[Any], body: bytes) -> Event | None:
         match header[0]:
@@ -185,10 +201,6 @@ class EventReader:
                 _, self._worker_id, self._missing = header
                 self._finished = []
                 return None if self._missing else Results(self._worker_id, [])
-            case wire.RESULT:
-                self._finished.append(wire.read_finished(header, body))
-                whole = len(self._finished) == self._missing
-                return Results(self._worker_id, self._finished) if whole else None
             case wire.RETURNED:
                 return Returned(header[1], orjson.loads(body))
             case wire.PROGRESS:
