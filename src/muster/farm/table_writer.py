@@ -12,7 +12,7 @@ from contextlib import suppress
 from muster.base.errors import SetupError
 from muster.base.settings import child_environment
 from muster.base.shown_text import shell_word
-from muster.farm.table_process import AHEAD, NOT_TOLD
+from muster.farm.table_process import AHEAD
 from muster.run.folder import RunFolder
 
 
@@ -35,12 +35,11 @@ class TableWriter:
 
     def write(self) -> None:
         """Renew both files; SetupError where that fails, which leaves the old ones in place."""
-        code, said = NOT_TOLD, b""
-        if self._ahead is not None:
-            code, said = _told(self._ahead)
-            self._ahead = None
-        if code == NOT_TOLD:
-            code, said = _told(_start(self._folder))
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and _told(ahead)[0] == 0:
+            return
+        # None was begun, or it has waited for too long, or something has ended it meanwhile.
+        code, said = _told(_start(self._folder))
         if code != 0:
             reason = said.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise SetupError(

@@ -179,6 +179,17 @@ def test_events_come_back_as_they_were_reported(events: list[Event], data: st.Da
     assert [type(event) for event in found] == [type(event) for event in events]
 
 
+def test_results_without_headers_belong_to_their_events() -> None:
+    done = [Finished(n, 1, Outcome.OK, 1.0, 0.1, 0, 0, 5.0, b'{"i":1}') for n in range(5)]
+    events = [Results(1, done[:3]), Results(2, done[3:])]
+    stream = b"".join(pack_event(event, wire.pack_plain) for event in events)
+    reader, buffer, found = EventReader(), bytearray(), []
+    for start in range(0, len(stream), 50):
+        buffer += stream[start : start + 50]
+        found += list(reader.read(wire.unpack(buffer)))
+    assert found == events
+
+
 def test_an_outcome_is_one_again() -> None:
     death = WorkerDied(1, None, 9, "r", outcome=Outcome.PREEMPTED)
     [found] = EventReader().read(wire.unpack(bytearray(pack_event(death))))

@@ -74,6 +74,12 @@ def test_a_torn_end_stays_in_the_buffer(
         log_end=st.integers(0, 2**40),
         peak_mib=st.none() | st.floats(0, 1e6),
         value=st.binary(max_size=200),
+        message=st.just(""),
+        trace=st.just(""),
+        signal=st.none(),
+        poisoned=st.just(False),
+        files=st.just(False),
+        on_device=st.booleans(),
     )
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:

@@ -356,7 +356,7 @@ class Worker:
             for frame in wire.unpack(bytearray(held_results.left_in(self.memory))):
                 finished = wire.read_results(*frame)
                 new = [one for one in finished if _TASK_AND_TOKEN(one) not in self.recent]
-                yield [wire.RESULTS, new], b""
+                yield [wire.PLAIN, new], b""
 
     def read(self, events: list[Event], *, is_last: bool = False) -> None:
         """Add what it has sent as events. ``is_last``: it is gone."""
@@ -368,7 +368,7 @@ class Worker:
         finished: list[Finished] = []
         for header, body in frames:
             match header[0]:
-                case wire.RESULT | wire.RESULTS:
+                case wire.RESULT | wire.PLAIN:
                     finished += wire.read_results(header, body)
                 case wire.PROGRESS:
                     events.append(Progress(self.worker_id, *header[1:]))
