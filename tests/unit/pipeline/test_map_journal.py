@@ -257,7 +257,7 @@ def test_who_looks_while_a_chunk_is_finished_sees_what_is_done(tmp_path: Path) -
     class Looked(type(tmp_path)):  # type: ignore[misc]
         def read_bytes(self) -> bytes:
             try:
-                return super().read_bytes()
+                return bytes(super().read_bytes())
             finally:
                 if not (tmp_path / "k.fin").exists():
                     journal.finish()

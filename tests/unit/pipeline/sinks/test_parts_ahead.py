@@ -389,7 +389,7 @@ def test_a_list_that_is_longer_than_the_first_one_is_not_written(tmp_path: Path)
     """As long as no list has come, any length will do."""
     spec = spec_of(str(tmp_path / "out.parquet"))
     spec = dataclasses.replace(spec, columns=(("v", "float32[*]"),))
-    rows = [[{"v": None}], [{"v": [1.0, 2.0]}], [{"v": None}], [{"v": [1.0, 2.0, 3.0]}]]
+    rows: list[Rows] = [[{"v": None}], [{"v": [1.0, 2.0]}], [{"v": None}], [{"v": [1.0, 2.0, 3.0]}]]
     parts = parts_of(tmp_path / "parts", [rows])
     with pytest.raises(UsageError, match="declared as float32"):
         write_the_output(parts, spec, tmp_path / "merged")
