@@ -26,7 +26,8 @@ from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word, shown_mib
 from muster.base.signals import CANCEL, shown_request
 from muster.farm.canonical import task_label
-from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import AttemptRow, LogPart
 from muster.farm.outcomes import REASONS
 from muster.farm.task import Outcome, TaskState
 from muster.gang.failures import failed_rank, rank_failures
