@@ -118,7 +118,7 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
 
 def gang_failures(folder: RunFolder) -> list[Block]:
     """The report of the last start, and the errors that its ranks wrote down. Reads the folder."""
-    from muster.gang.failures import rank_failures
+    from muster.api.report.rank_failures import rank_failures
 
     blocks: list[Block] = []
     if report := last_report(folder):
