@@ -25,7 +25,8 @@ from muster.base.settings import read_settings
 from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
 from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import FailureGroup, LogPart
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Ending
 from muster.farm.space import Space

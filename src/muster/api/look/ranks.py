@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from muster.api.report.rank_failures import failed_rank, ranks_in
 from muster.base.errors import UsageError
 from muster.base.journal import read_journal
 from muster.base.shown_text import shell_word
-from muster.gang.failures import failed_rank, ranks_in
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 

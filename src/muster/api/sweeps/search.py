@@ -27,6 +27,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.plan import Numbers
+from muster.farm.space_difference import changed_lines
 from muster.farm.task import NewTask, TargetSpec
 from muster.farm.template import OWN_PROGRAM, names_in
 from muster.run.folder import RunFolder
@@ -269,7 +270,7 @@ def _fixed(spec: SearchSpec) -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between the fixed parts of two workloads, a sentence each."""
-    return farm_space.changed_lines(_lines(old), _lines(new))
+    return changed_lines(_lines(old), _lines(new))
 
 
 def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from muster.base.errors import UsageError
 from muster.base.metric_log import PROCESS, is_mark, numbers_of
 from muster.farm import wire
 from muster.farm.canonical import short_key, task_label
-from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
 from muster.farm.metrics import Curve, curves_of, cut
 from muster.run.folder import RunFolder
 
