@@ -69,6 +69,8 @@ def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
     ("line", "says"),
     [
         ("plan", "WHAT is missing"),
+        ("plan params=7e9", "Hint: give --global-batch and --flops-per-sample."),
+        ("plan params=7e9 --calibrate", "params=7e9 is a model without one"),
         ("slurm-script", "COMMAND is missing"),
         ("slurm-script map embed", "muster map has no script of its own"),
     ],
