@@ -64,7 +64,8 @@ def refresh_export(folder: RunFolder) -> None:
 
 def exporter(folder: RunFolder) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of the process that writes the table, which ends with us."""
-    argv = [sys.executable, "-m", "muster.farm.table_process", str(folder.path), str(os.getpid())]
+    table = "muster.farm.table_process"
+    argv = [sys.executable, "-P", "-m", table, str(folder.path), str(os.getpid())]
     # It calculates nothing: NumPy's threads would only wait, with all of a core each.
     return argv, child_environment({"OPENBLAS_NUM_THREADS": "1"})
 

@@ -227,7 +227,8 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
     yield from _asked_to_end(start)
-    if status.state == "refused" and (message := last_word(run.folder).get("message")):
+    word = last_word(run.folder) if status.state in ("refused", "failed") else {}
+    if word.get("ending") == "refused" and (message := word.get("message")):
         yield str(message)
 
 

@@ -21,7 +21,7 @@ from muster.api.sweeps.workload import Workload, of_command, of_function
 from muster.base.clock import Clock
 from muster.base.errors import PlanMismatchError, TargetError, UsageError
 from muster.base.settings import child_environment
-from muster.base.target import load, parse_target, ref_of
+from muster.base.target import load, parse_target, ref_of, see_working_folder
 from muster.farm import space as farm_space
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
@@ -113,7 +113,7 @@ def annotated_space(target: str) -> Space | None:
 
     Raises TargetError where the target cannot be imported.
     """
-    argv = [sys.executable, "-m", "muster.api.sweeps.search", target]
+    argv = [sys.executable, "-P", "-m", "muster.api.sweeps.search", target]
     done = subprocess.run(argv, capture_output=True, check=False, env=child_environment({}))
     _, mark, text = done.stdout.rpartition(_MARK)
     if done.returncode or not mark:
@@ -125,6 +125,7 @@ def annotated_space(target: str) -> Space | None:
 
 def main(target: str) -> int:
     """Be that process."""
+    see_working_folder()
     space = Space.of_function(load(parse_target(target), Path.cwd()))
     sys.stdout.flush()
     found = {} if space is None else space.to_json()

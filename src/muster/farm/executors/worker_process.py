@@ -235,7 +235,7 @@ def start_worker(
     where its results may wait, see `held_results`. ``ahead``: a module to import before it is set
     up; it opens its log itself then.
     """
-    argv = [sys.executable, "-m", "muster.farm.worker.main"]
+    argv = [sys.executable, "-P", "-m", "muster.farm.worker.main"]
     if python is not None:
         argv = _in(interpreter(python), _WORK)
     settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
