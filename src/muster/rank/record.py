@@ -24,7 +24,7 @@ from muster.base.atomic_files import replacing
 from muster.base.clock import human_duration
 from muster.base.codec import write_json
 from muster.base.errors import how_to_install
-from muster.base.journal import read_journal
+from muster.base.journal import lines_to_draw, read_journal
 from muster.base.metric_log import (
     METRICS_FILE,
     PROCESS,
@@ -32,7 +32,6 @@ from muster.base.metric_log import (
     as_number,
     as_step,
     is_logging,
-    lines_to_draw,
     logging_to,
 )
 from muster.base.settings import variable

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from muster.base.metric_log import lines_to_draw
+from muster.base.journal import lines_to_draw
 
 
 def write(path: Path, num_steps: int) -> None:

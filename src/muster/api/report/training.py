@@ -15,7 +15,7 @@ from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured, d
 from muster.api.report.sweep import Content, drawn_curves, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_object
-from muster.base.metric_log import lines_to_draw
+from muster.base.journal import lines_to_draw
 from muster.base.shown_text import count
 from muster.run.folder import RunFolder
 from muster.run.state import last_start, starts_of
