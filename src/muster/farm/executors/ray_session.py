@@ -56,6 +56,7 @@ class RaySession:
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._is_noted = False  # the error, and it is raised with the next look
+        self._is_closing = False  # so that a start which can still be given up is
         self._restore = contextlib.ExitStack()  # what is Ray's and was changed
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -110,6 +111,7 @@ class RaySession:
             yield self._hosts.news.get()
 
     def close(self) -> None:
+        self._is_closing = True
         if self._thread is not None and not self._has_joined.wait(_COME_UP_S):
             # Nothing ends a start of Ray from outside but the end of what it waits for. That is
             # the last resort: Ray looks for a control store that is gone with the interpreter's
@@ -122,6 +124,8 @@ class RaySession:
         has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
+        else:
+            self._kill_started()
         self._restore.close()
         if self._hosts is not None:
             self._hosts.close()
@@ -193,7 +197,8 @@ class RaySession:
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.
             inner = str(Path(self._folder or "") / "r")
             settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
-        with kept_environment(self._guard), lean(self.ray, self._request.num_workers):
+        leanly = lean(self.ray, self._request.num_workers, is_given_up=lambda: self._is_closing)
+        with kept_environment(self._guard), leanly:
             try:
                 _read_environment_again(self.ray)
                 self.ray.init(**settings)
