@@ -66,10 +66,14 @@ def lean(
     """The class of a lean node, which is Ray's own within this. ``workers``: so many processes are
     there before anybody asks for them, started with what ``of_worker`` makes of Ray's command.
 
-    ``is_given_up``: asked while the control store has not told its port. Then a start can be ended
-    with GivenUpError, and later it cannot: Ray ends a process whose control store has gone.
+    ``is_given_up``: asked until the node is there, which then ends with GivenUpError. Later a start
+    cannot be ended: Ray ends a process whose control store has gone.
     """
     private, raylet = ray._private, ray._raylet
+
+    def go_on() -> None:
+        if is_given_up():
+            raise GivenUpError
 
     class LeanNode(private.node.Node):  # type: ignore[misc, name-defined]
         def start_api_server(self, **_: Any) -> None:
@@ -97,11 +101,12 @@ def lean(
             node: Any = self
             until_s = time.monotonic() + _REGISTERS_S
             with contextlib.suppress(Exception):  # in another version; Ray waits itself after this
-                while not node.dead_processes() and time.monotonic() < until_s:
+                while not (is_given_up() or node.dead_processes()) and time.monotonic() < until_s:
                     known = node.get_gcs_client().get_all_node_info(timeout=_REGISTERS_S)
                     if node._node_id in {one.hex() for one in known}:
-                        return
+                        break
                     time.sleep(_EVERY_S)
+            go_on()
 
     wait_for_port = private.node.wait_for_persisted_port
 
@@ -109,14 +114,15 @@ def lean(
         """Ray itself waits with the interpreter's lock held, and no Ctrl-C is heard."""
         until_s = time.monotonic() + timeout_ms / 1000
         while not any(Path(folder).glob(f"{name}*")) and time.monotonic() < until_s:
-            if is_given_up():
-                raise GivenUpError
+            go_on()
             time.sleep(_EVERY_S)
+        go_on()
         return int(wait_for_port(folder, node_id, name, timeout_ms=timeout_ms, **named))
 
     start_process = private.services.start_ray_process
 
     def start_lean(command: list[str], *arguments: Any, **named: Any) -> Any:
+        go_on()
         instead = {**dict.fromkeys(_AGENTS, _NOBODY), _PRESTART: workers}
         words = []
         for word in command:

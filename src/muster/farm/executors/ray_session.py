@@ -28,8 +28,8 @@ from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
-#: What a start of Ray may take to come up, or to end once what it waits for is gone.
-_COME_UP_S, _GIVE_UP_S = 10.0, 10.0
+#: What a start of Ray may take to come up, and to end once it is given up.
+_COME_UP_S, _GIVE_UP_S = 10.0, 1.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
@@ -112,15 +112,8 @@ class RaySession:
 
     def close(self) -> None:
         self._is_closing = True
-        if self._thread is not None and not self._has_joined.wait(_COME_UP_S):
-            # Nothing ends a start of Ray from outside but the end of what it waits for. That is
-            # the last resort: Ray looks for a control store that is gone with the interpreter's
-            # lock held, so that nothing else runs here, and ends this process a minute later.
-            self._kill_started()
-            if self._hosts is not None:
-                self._hosts.close()
-            if self._request.address is None:  # else it is not ours to end
-                self._has_joined.wait(_GIVE_UP_S)
+        if self._thread is not None:
+            self._end_start()
         has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
@@ -134,6 +127,24 @@ class RaySession:
         self._is_over.set()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_start(self) -> None:
+        """Have the thread come to an end that is starting Ray, or joining one."""
+        if self._has_joined.wait(_GIVE_UP_S):
+            return
+        # Until there is a node, what is not there yet is not waited for: it may hang.
+        has_node = self.ray._private.worker._global_node is not None
+        if (has_node or self._folder is None) and self._has_joined.wait(_COME_UP_S):
+            return
+        # Nothing ends a start of Ray from outside but the end of what it waits for. Once there is a
+        # node that is the last resort: Ray looks for a control store that is gone with the
+        # interpreter's lock held, so that nothing else runs here, and ends this process a minute
+        # later.
+        self._kill_started()
+        if self._hosts is not None:
+            self._hosts.close()
+        if self._request.address is None:  # else it is not ours to end
+            self._has_joined.wait(_GIVE_UP_S)
 
     def _has_connected(self, timeout_s: float) -> bool:
         """In a thread, as Ctrl-C is to be heard meanwhile. Raises what went wrong."""
