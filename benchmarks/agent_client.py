@@ -5,7 +5,10 @@
 
 It does what SKILL.md says: start a file, look why, edit, start again. Each task writes down when it
 begins and ends, so that what was lost, how often it was called and how long workers had nothing to
-do is counted from that, and not from what Muster says of itself.
+do is counted from that, and not from what Muster says of itself. Below the share of idle workers
+stands where it comes from: until the first task of a command, from its last task until it ends,
+between the commands (`muster why`), and while tasks run: after crashes, where fewer tasks
+than workers are left, and the second of whoever was killed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +77,7 @@ def work(folder: Path, num_tasks: int, seconds: float, workers: int) -> dict[str
         (folder / "e.toml").write_text(text)
 
     write(num_tasks // 2)
+    commands = [[time.time(), 0.0]]
     process = subprocess.Popen(
         [sys.executable, "-m", "muster", "start", "e.toml", "--quiet"], cwd=folder,
         start_new_session=True,
@@ -85,14 +90,21 @@ def work(folder: Path, num_tasks: int, seconds: float, workers: int) -> dict[str
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    commands[0][1] = time.time()
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command_began = time.time()
+        done = muster(folder, *words)
+        commands.append([command_began, time.time()])
+        return done
 
     write(num_tasks)  # an edit: the other half as well
-    done = muster(folder, "start", "e.toml", "--quiet")
+    done = run("start", "e.toml", "--quiet")
     assert done.returncode == 1, done.stderr
     told = json.loads(muster(folder, "why", "e", "--json").stdout)
     assert any("needs the repair" in cause["text"] for cause in told["causes"])
     (folder / "repaired").touch()
-    assert muster(folder, "retry", "e", "--quiet").returncode == 0
+    assert run("retry", "e", "--quiet").returncode == 0
     wall_s = time.time() - began
 
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -109,7 +121,27 @@ def work(folder: Path, num_tasks: int, seconds: float, workers: int) -> dict[str
         "called_more_than_twice": sorted(x for x, n in Counter(begun).items() if n > 2),
         "wall_s": round(wall_s, 2),
         "idle_percent": round(100 * (1 - busy_s / (workers * wall_s)), 2),
+        **{
+            f"idle_percent_{where}": round(100 * seconds / (workers * wall_s), 2)
+            for where, seconds in idle(commands, lines, workers, wall_s).items()
+        },
     }
+
+
+def idle(
+    commands: Sequence[Sequence[float]], calls: Sequence[Mapping[str, Any]], workers: int,
+    wall_s: float,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of workers without a task, by where; ``commands``: when each began and ended."""
+    starting = ending = at_work = 0.0
+    for begin, end in commands:
+        mine = [call for call in calls if begin <= call["began"] < end]
+        first, last = min(call["began"] for call in mine), max(call["ended"] for call in mine)
+        starting += workers * (first - begin)
+        ending += workers * (end - last)
+        at_work += workers * (last - first) - sum(call["ended"] - call["began"] for call in mine)
+    between = workers * (wall_s - sum(end - begin for begin, end in commands))
+    return {"starting": starting, "ending": ending, "between": between, "at_work": at_work}
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ RUNS = {
     "map_overhead": Run(4.0, "--peers-up-to 200000"),
     "map_overhead-stage": Run(2.0, "--rows 100000 --stage-us 200 --only 'by hand' 'muster map'",
                               "map_overhead"),
-    "metrics": Run(2.0, "--pairs 100 --repeats 3"),
+    "metrics": Run(2.5, "--repeats 3"),
     "monitor_overhead": Run(1.0, "--repeats 3"),
     "plan_error": Run(2.5, "--repeats 1 --steps 40"),
     "ray_overhead": Run(1.2, "--only empty"),

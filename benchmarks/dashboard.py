@@ -8,11 +8,18 @@ A finished sweep of 100,000 tasks is looked at in Chromium: the first contentful
 (of a server that knows it, and of one that has just started); sorting by another column and a
 filter that is new each time, as the page asks for them, and from the click until the rows are seen;
 and 50 curves of 2,000 points from the data to the second frame. Further: all files together,
-compressed; what an idle run sends; what ten viewers of its table cost a sweep: tasks a second in
-neighbouring slices of the same sweep, with them and without, the median of the ratios with its 95 %
-interval, by which it is judged (the viewers ask as pages do, and share the processors with the
-sweep); the memory of the
-server while a run records 50 tasks a second and somebody looks at its table.
+compressed; what an idle run sends; what ten viewers of its table cost a sweep of tasks that do
+nothing on all cores; the memory of the server while a run records 50 tasks a second and somebody
+looks at its table.
+
+The viewers ask as pages do, and share the processors with the sweep. Machines drift within seconds
+by more than the goal, so the server of the pages is stopped for a tenth of a second and goes on for
+as long, in turn. In stretches of 5 s the spans in which it goes on are compared with those in which
+it is stopped: by tasks per second, and by the processor time of a task (that of the sweep's
+processes and of the server), which is told from what else the machine does. The medians of the
+ratios are judged by their 95 % intervals. What happened while it was stopped the server tells
+afterwards, so this is up to twice what viewers cost. Until 28 November 2026 slices of two seconds
+with viewers and without were compared, by tasks per second alone.
 
 `others`: 50 curves of 2,000 points in one page of ours and of each dashboard that is installed: the
 first contentful paint, when the picture changed last, the bytes until then, and the bytes a second
@@ -33,10 +40,11 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPException
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -48,17 +56,20 @@ from tests.made_runs import go_on, made_sweep
 
 import muster
 from dashboard_peers import PEERS, Runs, Seen, browser, can_browse, first_paint, seen, served
-from measuring import at_most, goal, interval, machine, table, write_json
+from measuring import at_most, goal, interval, machine, processor_s, table, write_json
 from muster.farm.ledger.store import Ledger
 from muster.web.folder import id_of
 
 Record = dict[str, float]
 STATIC = Path(muster.__file__).parent / "web/static"
+VIEWERS = ("cost of 10 viewers, tasks/s, %", "cost of 10 viewers, processor time of a task, %")
+#: How long the server of pages is stopped or goes on, in turn; what is compared.
+SPAN_S, STRETCH_S = 0.1, 5.0
 GOALS = {
     "first paint of 100,000 tasks, ms": 1000.0, "sort, ms": 300.0, "filter, ms": 300.0,
     "sort, until it is seen, ms": 300.0, "filter, until it is seen, ms": 300.0,
     "50 curves of 2,000 points, ms": 150.0, "all files, compressed, kB": 120.0,
-    "idle run, bytes/s": 0.0, "cost of 10 viewers, %": 2.0,
+    "idle run, bytes/s": 0.0, **dict.fromkeys(VIEWERS, 2.0),
     "growth of the server's memory, %": 10.0,
 }  # fmt: skip
 TARGET = "def small(seed: int):\n    return {'seed': seed}\n"
@@ -229,66 +240,93 @@ def sweep_of(folder: Path, num_tasks: int) -> tuple[list[str], Path, Path]:
 
 def tasks_of_a_minute(folder: Path) -> int:
     """As many as a sweep does here in 45 seconds, a million at most."""
-    command, root, _ = sweep_of(folder, 20_000)
+    num = 100_000  # of fewer, the start takes much of the time
+    command, root, _ = sweep_of(folder, num)
     begin = time.monotonic()
     subprocess.run(command, cwd=root, check=True)
-    return min(10**6, int(45 * 20_000 / (time.monotonic() - begin)))
+    return min(10**6, int(45 * num / (time.monotonic() - begin)))
 
 
-class Slice(NamedTuple):
-    """A part of a sweep. ``busy``: the share of a core that the dashboard's process took in it, and
-    the one of who looks.
+class Span(NamedTuple):
+    """A part of a sweep. ``goes_on``: whether the server does, or is stopped; what the processes of
+    the sweep and the server had used by its beginning.
     """
 
     begin_s: float
-    end_s: float
-    is_seen: bool
-    busy: tuple[float, float]
+    goes_on: bool
+    sweep_s: float
+    server_s: float
 
 
-def costs_of_viewers(
-    folder: Path, num_tasks: int, slice_s: float
-) -> Iterator[tuple[float, float, float]]:
-    """For each pair of neighbouring slices of a sweep, in percent: what ten viewers cost it, and
-    what the server of its pages and what they themselves took of a core.
-    """
+class Cost(NamedTuple):
+    """Of ten viewers, in a stretch of a sweep, in percent; ``server``: of a core."""
+
+    rate: float
+    processor: float
+    server: float
+
+
+def costs_of_viewers(folder: Path, num_tasks: int) -> list[Cost]:
+    """One for each stretch of a sweep that ten viewers look at."""
     command, root, run = sweep_of(folder, num_tasks)
-    slices: list[Slice] = []
     with subprocess.Popen(command, cwd=root) as sweep:
         while not (run / "ledger.sqlite").exists():
             time.sleep(0.02)
-        with server(root, root / "runs") as (port, token, pid):
-            with ExitStack() as stack:  # whose table is read for the first time
+        with server(root, root / "runs") as (port, token, pid), ExitStack() as stack:
+            for _ in range(10):
                 stack.enter_context(viewer(port, token, id_of(run)))
-                time.sleep(2 * slice_s)
-            while sweep.poll() is None:
-                is_seen = len(slices) % 4 in (1, 2)
-                with ExitStack() as stack:
-                    for _ in range(10 * is_seen):
-                        stack.enter_context(viewer(port, token, id_of(run)))
-                    time.sleep(slice_s / 4)
-                    begin, before = time.time(), processor_s(pid)
-                    time.sleep(slice_s)
-                    end, after = time.time(), processor_s(pid)
-                    took = [(b - a) / (end - begin) for a, b in zip(before, after, strict=True)]
-                    slices.append(Slice(begin, end, is_seen, (took[0], took[1])))
+            time.sleep(3.0)  # the table is read for the first time
+            spans = stopped_in_turn(sweep, psutil.Process(pid))
         assert sweep.wait() == 0
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger:
         [ended] = zip(*ledger.execute("SELECT started_s + seconds FROM attempts"), strict=True)
-    for pair in zip(slices[::2], slices[1::2], strict=False):
-        if all(one.begin_s > min(ended) and one.end_s < max(ended) for one in pair):
-            rates = {one.is_seen: sum(one.begin_s < at <= one.end_s for at in ended)
-                     / (one.end_s - one.begin_s) for one in pair}  # fmt: skip
-            [busy] = [one.busy for one in pair if one.is_seen]
-            print(
-                f"  without {rates[False]:,.0f} tasks/s, with {rates[True]:,.0f}", file=sys.stderr
+    return viewers_cost(spans, sorted(ended))
+
+
+def stopped_in_turn(sweep: subprocess.Popen[bytes], pages: psutil.Process) -> list[Span]:
+    """Stop the server of pages every other span until the sweep has ended."""
+    spans: list[Span] = []
+    at_work = [sweep.pid, *(p.pid for p in psutil.Process(sweep.pid).children(recursive=True))]
+    goes_on = True
+    try:
+        # What a worker has used is unknown once it has ended: then the sweep is as good as over.
+        with suppress(OSError, psutil.Error):
+            while sweep.poll() is None:
+                used = [processor_s(pid) for pid in (*at_work, pages.pid)]
+                spans.append(Span(time.time(), goes_on, sum(used[:-1]), used[-1]))
+                time.sleep(SPAN_S)
+                goes_on = not goes_on
+                pages.resume() if goes_on else pages.suspend()
+    finally:
+        pages.resume()
+    return spans
+
+
+def viewers_cost(spans: Sequence[Span], ended: Sequence[float]) -> list[Cost]:
+    """``ended``: when the tasks had, sorted. What belongs to no whole stretch is left out."""
+    found = []
+    per_stretch = 2 * round(STRETCH_S / SPAN_S / 2)
+    for first in range(0, len(spans) - per_stretch, per_stretch):
+        tasks, wall, sweep_s, server_s = ({True: 0.0, False: 0.0} for _ in range(4))
+        for span, after in pairwise(spans[first : first + per_stretch + 1]):
+            tasks[span.goes_on] += bisect(ended, after.begin_s) - bisect(ended, span.begin_s)
+            wall[span.goes_on] += after.begin_s - span.begin_s
+            sweep_s[span.goes_on] += after.sweep_s - span.sweep_s
+            server_s[span.goes_on] += after.server_s - span.server_s
+        if min(tasks.values()) == 0:
+            continue
+        rates = {goes_on: tasks[goes_on] / wall[goes_on] for goes_on in tasks}
+        per_task = {
+            goes_on: (sweep_s[goes_on] + server_s[goes_on]) / tasks[goes_on] for goes_on in tasks
+        }
+        found.append(
+            Cost(
+                100 * (1 - rates[True] / rates[False]),
+                100 * (per_task[True] / per_task[False] - 1),
+                100 * sum(server_s.values()) / sum(wall.values()),
             )
-            yield 100 * (1 - rates[True] / rates[False]), 100 * busy[0], 100 * busy[1]
-
-
-def processor_s(pid: int) -> tuple[float, float]:
-    """What this process and we have used."""
-    return sum(psutil.Process(pid).cpu_times()[:2]), time.process_time()
+        )
+    return found
 
 
 def growth_percent(folder: Path, seconds: float) -> tuple[float, float]:
@@ -365,7 +403,7 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.only or (PARTS[:-1] if given.quick else PARTS)
     repeats, idle_s, busy_s = (1, 5.0, 10.0) if given.quick else (7, 60.0, 3600.0)
-    sweeps, slice_s = (1, 0.5) if given.quick else (given.repeats or 7, 2.0)
+    sweeps = 1 if given.quick else given.repeats or 7
     curves = (5, 100) if given.quick else (50, 2000)
     repeats = given.repeats or repeats
     idle_s = given.idle_seconds or idle_s
@@ -387,13 +425,10 @@ def main() -> None:
             found["idle run, bytes/s"] = idle_bytes_per_s(folder / "runs", folder, idle_s)
         if "viewers" in parts:
             num_tasks = 20_000 if given.quick else tasks_of_a_minute(folder)
-            pairs = [
-                pair for _ in range(sweeps) for pair in costs_of_viewers(folder, num_tasks, slice_s)
-            ]
-            if pairs:  # a quick sweep may be over before there is one
-                names = ("cost of 10 viewers, %", "what their server takes of a core, %",
-                         "what the viewers take of a core, %")  # fmt: skip
-                for name, values in zip(names, zip(*pairs, strict=True), strict=True):
+            costs = [cost for _ in range(sweeps) for cost in costs_of_viewers(folder, num_tasks)]
+            if costs:  # a quick sweep may be over before there is one
+                names = (*VIEWERS, "what their server takes of a core, %")
+                for name, values in zip(names, zip(*costs, strict=True), strict=True):
                     found[name], intervals[name] = statistics.median(values), interval(values)
                     if name in GOALS:
                         verdicts[name] = at_most(values, GOALS[name])

@@ -72,6 +72,23 @@ def at_most(values: Sequence[float], limit: float) -> bool | None:
     return high <= limit
 
 
+def told(values: Sequence[float], digits: int = 2) -> str:
+    """The median with its sign and its 95 % interval, or a dash where there is nothing."""
+    if not values:
+        return "-"
+    found = (statistics.median(values), *interval(values))
+    return "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*found, d=digits)
+
+
+def processor_s(pid: int) -> float:
+    """The processor time that a process and its threads, also those that have ended, have used:
+    to the nanosecond, where /proc counts in hundredths. Raises OSError once it is gone.
+    """
+    return time.clock_gettime(
+        ~pid << 3 | 2
+    )  # CPUCLOCK_SCHED of Linux, as clock_getcpuclockid has it
+
+
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """The slope of a straight line through the logarithms: 1 is linear."""
     xs, ys = [math.log(x) for x in sizes], [math.log(y) for y in costs]

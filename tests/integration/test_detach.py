@@ -436,7 +436,7 @@ def test_a_logout_leaves_what_waits_for_devices_waiting(
         os.execv(sys.executable, [sys.executable, "-m", "muster", *line.split(), "--detach",
                                   "--wait"])  # fmt: skip
     seen = b""
-    while b"stop:  kill" not in seen:
+    while b"stop:  muster cancel other" not in seen:
         seen += os.read(terminal, 1 << 16)
     assert b"in the queue for 1 of 1 GPU" in seen
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -154,17 +154,47 @@ raise RuntimeError("Connection closed by peer")
 )
 
 
-@pytest.mark.parametrize("start", ["exec", "fork"])
+#: Leaves the others before it comes to its end, as what holds its connections does.
+SLOW_TO_TELL = (
+    PLAIN
+    + """
+from pathlib import Path
+here = Path.cwd()
+everybody("here")
+if rank == 1:
+    try:
+        raise ValueError("no such file")
+    finally:
+        (here / "parted").touch()
+        time.sleep(2)
+while not (here / "parted").exists():
+    time.sleep(0.01)
+raise RuntimeError("Connection closed by peer")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "program"),
+    [("exec", SLOW_TO_LEAVE), ("fork", SLOW_TO_LEAVE), ("exec", SLOW_TO_TELL)],
+    ids=["exec", "fork", "tells late"],
+)
 def test_a_rank_that_was_leaving_when_the_others_noticed_is_the_culprit(
-    start: str, tmp_path: Path, muster_cli: MusterCli
+    start: str, program: str, tmp_path: Path, muster_cli: MusterCli
 ) -> None:
     """To free what it holds may take longer than the others need to fail because of it."""
-    write(tmp_path, SLOW_TO_LEAVE)
+    write(tmp_path, program)
     flags = ["--devices", "cpu:2", "--run-dir", "run", "--start", start, "--max-restarts", "0"]
     done = muster_cli("run", *flags, "train.py")
     assert done.returncode == 1
     assert "rank 1 of 2 failed: ValueError: no such file" in done.stderr, done.stderr
     assert "rank 0 ended because of it (connection closed by peer)" in done.stderr
+    *_, last = (tmp_path / "run/logs/rank-0.log").read_text().splitlines()
+    cause = "rank 1 of 2 failed: ValueError: no such file"
+    assert last == f"muster: this followed (connection closed by peer); the cause: {cause}"
+    for command in ("why", "errors"):
+        told = muster_cli(command, "run").stdout.lower()
+        assert "rank 0 ended because of it (connection closed by peer): runtimeerror" in told
 
 
 def test_an_exit_code_and_a_killed_rank_are_told(tmp_path: Path, muster_cli: MusterCli) -> None:

@@ -199,7 +199,7 @@ def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(
     [log] = (place.path / "state" / "muster").glob("waiting-*.log")
     pid = int(log.stem.rpartition("-")[2])
     try:
-        assert f"kill {pid}" in place.said and str(log) in place.said
+        assert "  stop:  muster cancel r\n" in place.said and str(log) in place.said
         assert "waiting: 1 of 1" in log.read_text()
         (place.path / "go").touch()
         place.until(lambda: is_gone(pid))
@@ -209,6 +209,27 @@ def test_a_detached_run_waits_without_a_terminal_and_begins_in_its_turn(
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_phase_that_waits_is_cancelled_by_its_experiment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.path / "state"))
+    place.hold("--devices", "2")
+    (place.path / "e.toml").write_text(
+        'run_dir = "e"\n'
+        '[phase.one]\ncommand = "sweep"\ntarget = "t.py:quick"\nseeds = 2\n'
+        'devices = "2"\nwait = "1h"\n'
+    )
+    start = place.begin("start", "e.toml", "--detach")
+    assert start.wait(timeout=300) == 0, place.said
+    assert "  stop:  muster cancel e/one\n" in place.said
+    [log] = (place.path / "state" / "muster").glob("waiting-*.log")
+    pid = int(log.stem.rpartition("-")[2])
+    assert place.begin("cancel", "e").wait(timeout=300) == 0, place.said
+    assert f"one: told its first start to end, which waited for GPUs in process {pid}" in place.said
+    place.until(lambda: is_gone(pid))
+    assert num_waiting(place) == 0
 
 
 def test_a_leased_gpu_is_not_shown_as_free(place: Place) -> None:

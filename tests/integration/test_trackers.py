@@ -132,6 +132,24 @@ def test_a_w_and_b_that_writes_nothing_is_given_up(
         run.settle()
 
 
+def test_a_point_is_in_the_log_of_w_and_b_long_before_it_writes_that_by_itself(
+    tmp_path: Path,
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    from muster.api.trackers.to_wandb import WandbRun
+    from muster.api.trackers.tracker import Point, Tracked
+
+    run = WandbRun(wandb, tmp_path, Tracked(id="a1", name="a", group="g"))
+    try:
+        run.log([Point("loss", 1, time.time(), 0.5)])
+        began_s = time.monotonic()
+        run.settle()
+        assert time.monotonic() - began_s < 10, "it writes every 15 s unless it is told"
+    finally:
+        run.leave()
+        wandb.teardown()
+
+
 @pytest.fixture
 def mlflow_server(tmp_path: Path) -> Iterator[str]:
     """MLflow's own server with SQLite on loopback."""

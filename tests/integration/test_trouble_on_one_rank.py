@@ -96,6 +96,9 @@ def check(
         log = (folder / "run/logs/rank-1.log").read_text()
         # A mistake of the user's is told to the other ranks: they end, and the launcher ends this.
         assert ("this rank has failed and not ended for 30 s" in log) == (how == "raises"), log
+    if how == "raises":  # to part may take long, and the others fail by it
+        log = (folder / "run/logs/rank-1.log").read_text()
+        assert log.index("ValueError: there is no such gradient") < log.index("the ranks part")
     steps = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
     last = 2 if "2" in flags else 6 if "fsdp" in flags else 5  # its rehearsal asks for a loss less
     if how == "raises-deep":  # behind the last gradient: the step has all that it needs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ from muster.devices.placement import Placement
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.space import Space
 from muster.farm.task import SlotSpec
-from muster.run.folder import RunFolder, id_of
+from muster.run.folder import RunFolder
 from muster.run.record import plain_options, read_run
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def _run(
     from muster.api.start.lending import Lending
     from muster.api.start.services import run_services, told_in_queue
     from muster.api.sweeps.housekeeping import Housekeeping, Rehearsal
+    from muster.farm.table_writer import TableWriter
     from muster.farm.work import work_off
     from muster.run.session import check_open, open_run
 
@@ -168,9 +169,7 @@ def _run(
         chosen = as_wanted(folder, placed)
         with told_in_queue(folder, options, audience.warn):
             whole = RunFolder(folder.whole)  # whoever looks knows a stage by its map
-            placement, leases = take_devices(
-                chosen, whole.name, settings, audience.say, id_of(whole.path)
-            )
+            placement, leases = take_devices(chosen, whole.name, settings, audience.say, whole.path)
             slots = slots_of(placement, chosen)
             lending = Lending(folder, options, settings, slots, leases)
             devices.callback(lending.close)
@@ -198,7 +197,11 @@ def _run(
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         watch = CodeWatch(workload.code, Path.cwd())
-        beside = Housekeeping(services, options, settings, lending, rehearsal, watch, audience.show)
+        table = stack.enter_context(closing(TableWriter(folder)))
+        beside = Housekeeping(
+            services, options, settings, lending, rehearsal, watch, audience.show,
+            table if workload.finish is None else None,
+        )  # fmt: skip
         say = _say_nothing if workload.is_map else audience.say
         work = _work(workload, options, folder, slots, settings, head_start)
         rate = _gpus_per_worker(options, slots)
@@ -207,7 +210,10 @@ def _run(
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
         devices.close()  # others may have them while the table or the output is written
-        workload.finish(folder, ending)
+        if workload.finish is None:
+            table.write()
+        else:
+            workload.finish(folder, ending)
         run = Run(folder.path, ending=ending)
         problem = _unusable(folder, ending, options)
         if problem is None and rehearsal is not None:

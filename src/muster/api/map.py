@@ -223,7 +223,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     part, home = _parts(job, folder)[0]
     with tempfile.TemporaryDirectory() as scratch:
-        source = open_source(part, Path(scratch), None if options.restart else home)
+        source = open_source(part, options, Path(scratch), None if options.restart else home)
         workload = workload_of(part, options, source, home)
         return MapPreview(
             folder=folder,
@@ -247,7 +247,7 @@ def _run_opened(
     head_start: HeadStart | None,
 ) -> Mapped:  # fmt: skip
     began, settings = time.monotonic(), read_settings()
-    source = open_source(job, folder.map_input, folder)
+    source = open_source(job, options, folder.map_input, folder)
     workload = workload_of(job, options, source, folder)
     if folder.exists():
         check_same_plan(folder, read_run(folder), workload, options)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ from muster.base.errors import (
     UsageError,
 )
 from muster.base.processes import send_signal
-from muster.base.settings import child_environment, read_settings
+from muster.base.settings import read_settings
 from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
 from muster.farm.ledger.away import open_ledger
@@ -33,6 +30,7 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Ending
 from muster.farm.space import Space
 from muster.farm.steering import cancel_in
+from muster.farm.table_writer import refresh_export
 from muster.farm.task import TaskState
 from muster.run import session
 from muster.run.folder import RunFolder
@@ -420,31 +418,3 @@ def _tasks_in(ledger: LedgerReader) -> Tasks:
 def _asked(folder: RunFolder) -> bool:
     """Whether somebody works on this folder, and was asked to cancel what it does."""
     return is_held(folder) and ask_to_cancel(folder, lambda: is_held(folder))
-
-
-def refresh_export(folder: RunFolder) -> None:
-    """Renew the exported table in a child process; a failure leaves the old one in place."""
-    argv, environment = exporter(folder)
-    done = subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        start_new_session=True,  # Ctrl-C in a terminal is for us: a second one ends it
-        env=environment,
-    )
-    if done.returncode != 0:
-        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise SetupError(
-            f"All results are in {folder.ledger}, but the table could not be written: "
-            f"{reason[0] if reason else f'its process ended with exit code {done.returncode}.'}",
-            hint="correct the cause, then: "
-            f"muster export {shell_word(folder.path)} --to results.csv",
-        )
-
-
-def exporter(folder: RunFolder) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of the process that writes the table, which ends with us."""
-    argv = [sys.executable, "-m", "muster.farm.table_process", str(folder.path), str(os.getpid())]
-    # It calculates nothing: NumPy's threads would only wait, with all of a core each.
-    return argv, child_environment({"OPENBLAS_NUM_THREADS": "1"})

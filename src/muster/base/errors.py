@@ -21,6 +21,8 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from muster.base.shown_text import with_names_read
+
 _PARAMETER = re.compile(r"[A-Za-z_][\w./-]*\Z")
 
 EXIT_OK = 0
@@ -59,7 +61,8 @@ class UnknownNameError(UsageError):
         listing = ", ".join(names) if names else "none"
         hint = f"did you mean {near!r}? " if near else ""
         more = f" {otherwise}" if otherwise and not near else ""
-        super().__init__(f"Unknown {what} {name!r}.", hint=f"{hint}Known: {listing}.{more}")
+        shown = with_names_read(name)  # which a quoted text would write out
+        super().__init__(f"Unknown {what} {shown!r}.", hint=f"{hint}Known: {listing}.{more}")
 
 
 class PlanMismatchError(UsageError):

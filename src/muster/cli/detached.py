@@ -140,7 +140,7 @@ def _tell(ours: Sequence[str], pid: int, begun: Any, survives: str) -> None:
         return
     if "waits" in begun:
         output.say(f"{begun['waits']}. Waiting in the background as process {pid}. {survives}")
-        output.say(f"  look:  muster queue\n  stop:  kill {pid}")
+        output.say(f"  look:  muster queue\n  stop:  muster cancel {shell_word(begun['path'])}")
         if begun["log"]:
             output.say(f"  until it begins it prints into {begun['log']}")
         return
@@ -152,7 +152,7 @@ def _tell(ours: Sequence[str], pid: int, begun: Any, survives: str) -> None:
     output.say(f"  look:  {f'muster status {quoted}' if has_phases else screen}")
     output.say(f"  wait:  muster wait {quoted}")
     output.say(
-        f"  stop:  kill {pid}    and the same command goes on later; or: muster cancel {quoted}"
+        f"  stop:  muster cancel {quoted}    or, to go on later: kill {pid}, then the same command"
     )
     if begun["log"]:
         output.say(f"  what it prints: {begun['log']}")
@@ -219,7 +219,7 @@ def main(words: Sequence[str]) -> int:
     return command(words, may_detach=False)
 
 
-def _queue(channel: int, how: str) -> None:
+def _queue(channel: int, how: str, wait: waiting.Wait) -> None:
     """Print into a file of the user's own until there is a run folder, and tell that it waits."""
     log = read_settings().state_folder / "muster" / f"waiting-{os.getpid()}.log"
     try:
@@ -230,9 +230,12 @@ def _queue(channel: int, how: str) -> None:
     except OSError:  # as it is, nobody reads it before it begins
         log = Path()
         session.on_begin[:] = [partial(_begin, os.dup(channel))]
-    told = json.dumps({"waits": how, "log": str(log) if log.name else ""}) + "\n"
+    about = {
+        "waits": how, "path": str(wait.folder or ""), "log": str(log) if log.name else "",
+        "cwd": str(Path.cwd()),
+    }  # fmt: skip
     with suppress(OSError):
-        os.write(channel, told.encode())
+        os.write(channel, (json.dumps(about) + "\n").encode())
     os.close(channel)
 
 

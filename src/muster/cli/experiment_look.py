@@ -15,7 +15,9 @@ from muster.api.experiments.experiment import (
     run_in,
     state_of_all,
 )
+from muster.api.experiments.watching import QueuedRun
 from muster.api.runs import Run, Status
+from muster.api.start.queued_starts import process_to_end
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, UsageError
 from muster.base.shown_text import count, one_line, shell_word
@@ -116,19 +118,21 @@ def of_each(name: str, look: Callable[[Run], Any], *, is_json: bool) -> int | No
     return 0
 
 
-def cancel(folder: ExperimentFolder) -> Run:
-    """The phase that is at work."""
+def at_work(folder: ExperimentFolder) -> Run | QueuedRun:
+    """The phase that is at work, or waits for GPUs; UsageError where none does."""
     for phase in folder.status():
-        run = run_in(folder.phase(phase.name))
+        run, place = run_in(folder.phase(phase.name)), folder.phase(phase.name).path
         if run is not None and phase.state in ("running", "starting again", "queued"):
             return run
+        if process_to_end(place) is not None:
+            return run or QueuedRun(place)
     if folder.is_held():
         pid, _, where = (holder(RunFolder(folder.path)) or "?").partition(" ")
         raise UsageError(
             f"{folder.path}: no phase is at work, but process {pid} is{where and f' {where}'}: it "
-            "waits for GPUs, or is between two phases.",
-            hint=f"`kill {pid}` ends it{where and ' there'}; what is finished is kept, and "
-            f"`muster resume {shell_word(folder.path)}` goes on.",
+            "is between two phases.",
+            hint=f"cancel it again in a moment, or end it{where and ' there'} with `kill {pid}`; "
+            f"what is finished is kept, and `muster resume {shell_word(folder.path)}` goes on.",
         )
     raise UsageError(
         f"{folder.path}: no phase is at work, so there is nothing to cancel.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -19,6 +18,7 @@ from muster.base.errors import (
     SetupError,
     UnknownNameError,
 )
+from muster.base.late_modules import imported_to_stay
 from muster.base.signals import Interrupted, listening, stop_code
 from muster.cli import output
 from muster.cli.streams import ReaderGone, steady
@@ -277,15 +277,7 @@ def run_command(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS)
     name, _, function = COMMANDS[command][0].partition(":")
-    # What is imported stays: the collector need not look at it, neither meanwhile, which takes a
-    # twentieth of the time, nor again and again later.
-    collects = gc.isenabled()
-    gc.disable()
-    module = importlib.import_module(name)
-    gc.freeze()
-    if collects:
-        gc.enable()
-    result: int = getattr(module, function)(rest)
+    result: int = getattr(imported_to_stay(name), function)(rest)
     return result
 
 

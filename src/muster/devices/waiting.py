@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from muster.base.clock import human_duration
@@ -40,17 +41,20 @@ _LOOK_EVERY_S, _LOOK_AT_LEAST_EVERY_S, _LOOK_SHARE = 0.4, 15.0, 0.05
 #: A GPU that could not be leased is tried again after this.
 _TRY_AGAIN_S = 10.0
 _SAY_NEWS_EVERY_S, _SAY_EVERY_S = 5.0, 600.0
-#: Each is called once, with the place in the queue, when a run of this process begins to wait.
-on_wait: list[Callable[[str], None]] = []
+#: Each is called once, with the place in the queue and what ``Wait`` says, when a run of this
+#: process begins to wait.
+on_wait: list[Callable[[str, Wait], None]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """How long a run waits for its GPUs at most (0: not at all), and who is told how it stands."""
+    """How long a run waits for its GPUs at most (0: not at all), and who is told how it stands.
+    ``folder``: that of the run, by which others name it."""
 
     most_s: float = 0.0
     priority: int = 0
     say: Callable[[str], None] = lambda line: None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +365,7 @@ class _Waiting:
         self._said, self._said_s = text, now_s
         self._wait.say(f"waiting: {text}; {mine.expected}")
         while on_wait:
-            on_wait.pop()(text)
+            on_wait.pop()(text, self._wait)
 
     def _too_long(self, line: Line, mine: Standing | None, waited_s: float) -> PlacementError:
         why = "" if mine is None else f": {reason(line, mine)}"

@@ -142,12 +142,15 @@ class Pace:
         self._has_order = any(one.is_batched or one.is_divisible for one in targets.values())
         self._is_last = False  # what waits is in the order that ends soonest
 
-    def learn(self, task: Task, seconds: float) -> None:
-        number = task.target_id
-        mean = self._mean_s.get(number)
-        self._mean_s[number] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        if seconds >= _WORTH_ORDER_S:
-            self.remember([(number, task.payload, seconds)])
+    def learn(self, ended: Iterable[tuple[Task, float]]) -> None:
+        """How many seconds tasks have just taken, in their order."""
+        means = self._mean_s
+        for task, seconds in ended:
+            number = task.target_id
+            mean = means.get(number, seconds)
+            means[number] = mean + _WEIGHT * (seconds - mean)
+            if seconds >= _WORTH_ORDER_S:
+                self.remember([(number, task.payload, seconds)])
 
     def remember(self, ended: Iterable[tuple[int, bytes, float]]) -> None:
         """What tasks took: the number of the target, the parameters, seconds."""

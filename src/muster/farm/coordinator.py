@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from muster.base.collector import collecting_rarely
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
 from muster.farm.decide import Scheduler
@@ -79,6 +80,7 @@ class Coordinator:
         self._early: list[Event] = []  # heard while tasks were listed
         self._heard: list[Request] = []
         self._refetch = False
+        self._num_short = 0  # tasks that were asked for and did not come
         self._asked = Asked(ledger, plan)
         self._is_to_cancel = False  # once all tasks are known
         self._cancelling = False
@@ -91,6 +93,10 @@ class Coordinator:
 
     def run(self) -> Ending:
         """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
+        with collecting_rarely():
+            return self._run()
+
+    def _run(self) -> Ending:
         self._picture.start(self._ledger.counts())
         try:
             # After the tasks that were to be stopped are: their folders are kept.
@@ -128,7 +134,10 @@ class Coordinator:
             if not self._scheduler.is_finished or self._listing.goes_on or self._is_to_cancel:
                 goodbye_s = None  # tasks may be added while workers say goodbye
                 continue
-            goodbye_s = goodbye_s or now + _GOODBYE_S
+            if goodbye_s is None:
+                goodbye_s = now + _GOODBYE_S
+                # Now: what comes after the last task can begin while workers leave.
+                self._beside.show(self._picture.view(self._scheduler, now, "ending"))
             if not self._scheduler.roster.workers or now > goodbye_s:
                 return
 
@@ -213,6 +222,7 @@ class Coordinator:
             # Asked again at once only when the first answer fell short; the next turn serves it.
             # A driver that has nothing to say is asked again when something has happened.
             self._refetch = self._steering is None or bool(fetched.tasks)
+            self._num_short = decisions.fetch
         if decisions.starts:
             self._ledger.begin()
             self._record_starts(decisions)
@@ -332,7 +342,7 @@ class Coordinator:
         if self._steering is not None:
             is_ending = self._scheduler.draining or self._scheduler.paused or self._problem
             return None if is_ending else self._steering.choose(self._scheduler, self._picture)
-        count = count or FIRST_CHUNK
+        count = count or self._num_short or FIRST_CHUNK
         tasks: list[Task] = self._ledger.claim(count)
         return Fetched(tasks, exhausted=len(tasks) < count and not self._listing.goes_on)
 

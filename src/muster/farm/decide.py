@@ -161,22 +161,26 @@ class Scheduler:
 
     def _on_results(self, event: Results, now: float, out: Decisions) -> None:
         worker = self.roster.workers.get(event.worker_id)
+        if worker is None:
+            out.late += [(event.worker_id, finished) for finished in event.finished]
+            return
+        worker_id, held, take, ok = worker.worker_id, worker.in_flight, self.roster.take, Outcome.OK
         done: list[tuple[Task, AttemptRecord]] = []
         for finished in event.finished:
-            task = worker.in_flight.get(finished.task_id) if worker else None
-            if worker is None or task is None or task.token != finished.token:
-                out.late.append((event.worker_id, finished))
+            task_id, token = finished.task_id, finished.token
+            task = held.get(task_id)
+            if task is None or task.token != token:
+                out.late.append((worker_id, finished))
                 continue
-            self.roster.take(worker, task)
-            record = _RECORD((task.task_id, task.token, worker.worker_id, finished))
-            if finished.outcome is Outcome.OK:
+            take(worker, task_id)
+            record = _RECORD((task_id, token, worker_id, finished))
+            if finished.outcome is ok:
                 done.append((task, record))
                 continue
             self._on_done(worker, done, now, out)
             done = []
             self._on_failure(worker, task, record, now, out)
-        if worker is not None:
-            self._on_done(worker, done, now, out)
+        self._on_done(worker, done, now, out)
 
     def _on_done(
         self,
@@ -193,9 +197,8 @@ class Scheduler:
         self._has_let_go(worker)
         worker.begins(now)
         self.ok_count += len(done)
-        for task, record in done:
-            out.done.append(record)
-            self.pace.learn(task, record.finished.seconds)
+        out.done += [record for _, record in done]
+        self.pace.learn([(task, record.finished.seconds) for task, record in done])
         if self.halts:
             for task, _ in done:
                 self.halts.forget(task.task_id)  # it was done before it could be stopped
@@ -245,7 +248,7 @@ class Scheduler:
         worker.revoking = False
         back = [worker.in_flight[i] for i in event.task_ids if i in worker.in_flight]
         for task in reversed(back):
-            self.roster.take(worker, task)
+            self.roster.take(worker, task.task_id)
             self._has_let_go(worker)
             self.backlog.add(task, front=True)
 

@@ -125,7 +125,7 @@ class Policy:
         8  # plain failures of one cause in a row, of a device that has worked
     )
     lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
-    max_lead: int = 1024
+    max_lead: int = 4096
     asks_ahead: bool = True  # claims tasks before a worker is free for them
     # How long a task that is told to end early may take before its worker is killed: a function,
     # a function that may first reach its next checkpoint, and a command after SIGTERM.

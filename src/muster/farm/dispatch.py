@@ -92,7 +92,7 @@ class Dispatcher:
         if not worker.in_flight:
             worker.begins(now)
         worker.together = together
-        worker.call = frozenset(task.task_id for task in tasks if together)
+        worker.call = frozenset(task.task_id for task in tasks) if together else frozenset()
         self._roster.give(worker, tasks)
         out.sends.append(Send(worker.worker_id, tasks, together))
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 from muster.base.atomic_files import replacing, sweep
+from muster.base.collector import without_collector
 from muster.base.errors import SetupError, UsageError
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
@@ -109,18 +109,6 @@ def check_target(target: Path) -> None:
             f"Cannot export to {target}: there is no folder {target.parent}.",
             hint="make that folder first, or name another.",
         )
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Rows hold no cycles, and looking for some takes a fifth of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

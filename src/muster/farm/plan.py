@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
-#: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
-#: plan, and the more the more there are, because each commit rewrites pages all over the index of
-#: keys.
-FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
+#: Tasks listed per turn: few at first, so that the first task starts at once; then twice as many
+#: each turn, and the more the more there are, because each commit waits for the disk and rewrites
+#: pages all over the index of keys.
+FIRST_CHUNK, _LARGE_CHUNK = 1000, 10_000
 _LARGE_PLAN = 50_000
 _CHUNKS_OF_LISTED = 20  # the next chunk is what is listed by this
 #: But for no longer than this by the clock, looked at after each piece: results and the sign of
@@ -144,8 +144,8 @@ class Listing:
                 self.end()
             if time.monotonic() > end_s or is_asked():
                 break
-        many = max(_LARGE_CHUNK, self._num_listed // _CHUNKS_OF_LISTED)
-        self._count = _CHUNK if self._plan.total < _LARGE_PLAN else many
+        many = self._num_listed // _CHUNKS_OF_LISTED
+        self._count = max(min(2 * self._count, _LARGE_CHUNK), many)
         return num_new
 
     def _not_listed(self, piece: list[NewTask]) -> list[NewTask]:

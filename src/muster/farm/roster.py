@@ -139,9 +139,9 @@ class Roster:
         worker.in_flight.update(given)
         self._holders.update(dict.fromkeys(given, worker))
 
-    def take(self, worker: Worker, task: Task) -> None:
+    def take(self, worker: Worker, task_id: int) -> None:
         """Note that the worker has the task no more."""
-        del worker.in_flight[task.task_id], self._holders[task.task_id]
+        del worker.in_flight[task_id], self._holders[task_id]
 
     def holder(self, task_id: int) -> Worker | None:
         """The worker that has this task."""
@@ -216,7 +216,7 @@ class Roster:
             sibling.has_shared = bool(sibling.in_flight)
         tasks = list(worker.in_flight.values())
         for task in tasks:
-            self.take(worker, task)
+            self.take(worker, task.task_id)
         return worker, tasks
 
     def ready(self, worker_id: int) -> None:

@@ -4,16 +4,25 @@ The coordinator runs it as a child, so that its own memory stays small.
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from muster.base.collector import without_collector
 from muster.base.errors import MusterError
 from muster.base.reaper import die_with_parent
 from muster.run.folder import RunFolder
 
 #: The first version of pyarrow that can be imported where NumPy is not.
 _WITHOUT_NUMPY = 18
+
+
+#: The last argument of a process that is to import first, and then to wait until it is told to
+#: write; and its exit code where nobody told it.
+AHEAD, NOT_TOLD = "ahead", 75
+_PATIENCE_S = 10.0
 
 
 class _Without:
@@ -44,12 +53,20 @@ def _needs_numpy() -> bool:
     )
 
 
+def _is_told() -> bool:
+    """Whether somebody says that it is time, within some seconds."""
+    return bool(select.select([0], [], [], _PATIENCE_S)[0] and os.read(0, 1))
+
+
 def main(argv: list[str]) -> int:
     if len(argv) > 1:  # a child of this process: it goes when that is killed
         die_with_parent(int(argv[1]))
+    is_ahead = AHEAD in argv[2:]
     sys.meta_path.insert(0, _Without("pandas", *([] if _needs_numpy() else ["numpy"])))
-    from muster.farm.export import refresh, without_collector  # which imports pyarrow
+    from muster.farm.export import refresh  # which imports pyarrow
 
+    if is_ahead and not _is_told():
+        return NOT_TOLD
     try:
         with without_collector():
             refresh(RunFolder(Path(argv[0])))

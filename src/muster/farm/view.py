@@ -278,9 +278,9 @@ class Picture:
         ended = [*decisions.stopped, *decisions.cancelled]
         stopped = [record for _, record in ended if record is not None]
         tried = [record for record, _ in decisions.tried]
-        for record in [*decisions.done, *decisions.failed, *stopped, *tried]:
-            if record.finished.on_device:
-                self._learn(record)
+        known = [*decisions.done, *decisions.failed, *stopped, *tried]
+        for record in [record for record in known if record.finished.on_device]:
+            self._learn(record)
         for record, again in decisions.tried:
             if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
                 self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1

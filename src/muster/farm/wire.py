@@ -27,6 +27,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TASKS, REVOKE, STOP, SETUP = "task", "tasks", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
+RESULTS = "results"  # what `unpack` makes of those without a header
 UNFIT, STOP_TASK = "unfit", "stop_task"
 METRICS, CONFIRMED = "metrics", "confirmed"
 
@@ -40,7 +41,9 @@ def pack(header: list[Any], body: bytes = b"") -> bytes:
 
 
 def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
-    """The whole frames at the front of ``buffer``, which keeps the torn rest."""
+    """The whole frames at the front of ``buffer``, which keeps the torn rest. Results without a
+    header that follow each other come together (see `read_results`).
+    """
     position, size = 0, len(buffer)
     if size < _PREFIX.size or _PREFIX.unpack_from(buffer)[0] + 4 > size:
         return  # not even one: a large frame arrives in many pieces
@@ -51,12 +54,15 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
             end = position + 4 + length
             if end > size:
                 break
-            start = position + 6
             if head_length:
-                head = orjson.loads(data[start : start + head_length])
-                yield head, data[start + head_length : end]
+                start = position + 6
+                yield (
+                    orjson.loads(data[start : start + head_length]),
+                    data[start + head_length : end],
+                )
             else:
-                yield [RESULT, _read_plain(data, position, end)], b""
+                finished, end = _read_plain(data, position)
+                yield [RESULTS, finished], b""
             position = end
     finally:
         del buffer[:position]
@@ -91,8 +97,6 @@ def clean(text: str) -> str:
 #: it out, and the outcome.
 _NOTHING_MORE = Finished(0, 0, Outcome.OK, 0.0, 0.0, 0, 0, None)[9:]
 _NUM_OF_PLAIN = 8
-#: What `unpack` gives as the header of a frame without one: its kind, and the attempt.
-_NUM_OF_READ = 2
 #: An attempt of all of its fields, without a look at each.
 _FINISHED = cast("Callable[[tuple[Any, ...]], Finished]", partial(tuple.__new__, Finished))
 
@@ -127,23 +131,31 @@ def pack_plain(f: Finished) -> bytes:
     return _PLAIN.pack(size, 0, task_id, token, started, seconds, start, end, peak) + value
 
 
-def _read_plain(data: bytes, position: int, end: int) -> Finished:
-    _, _, task_id, token, started, seconds, log_start, log_end, peak = _PLAIN.unpack_from(
-        data, position
-    )
-    return _FINISHED(
-        (task_id, token, Outcome.OK, started, seconds, log_start, log_end,
-         None if peak != peak else peak, data[position + _PLAIN.size : end], *_NOTHING_MORE)
-    )  # fmt: skip
+def _read_plain(data: bytes, position: int) -> tuple[list[Finished], int]:
+    """The results without a header from there on, and where they end."""
+    found, ok, nothing, last = [], Outcome.OK, _NOTHING_MORE, len(data) - _PLAIN.size
+    while position <= last:
+        length, head_length, task_id, token, started, seconds, log_start, log_end, peak = (
+            _PLAIN.unpack_from(data, position)
+        )
+        end = position + 4 + length
+        if head_length or end > len(data):
+            break
+        value = data[position + _PLAIN.size : end]
+        mib = peak if peak == peak else None
+        found.append(
+            _FINISHED(
+                (task_id, token, ok, started, seconds, log_start, log_end, mib, value, *nothing)
+            )
+        )
+        position = end
+    return found, position
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
 def read_finished(header: list[Any], body: bytes) -> Finished:
-    if len(header) == _NUM_OF_READ:
-        finished: Finished = header[1]
-        return finished
     if len(header) == _NUM_OF_PLAIN:
         return _FINISHED((header[1], header[2], Outcome.OK, *header[3:], body, *_NOTHING_MORE))
     _, task_id, token, name, started, seconds, start, end, peak, message, sig, bad, *more = header
@@ -165,3 +177,8 @@ def read_finished(header: list[Any], body: bytes) -> Finished:
         bad,
         *more,
     )
+
+
+def read_results(header: list[Any], body: bytes) -> list[Finished]:
+    """The attempts of a frame of one result, or of what `unpack` has made of some."""
+    return header[1] if header[0] == RESULTS else [read_finished(header, body)]

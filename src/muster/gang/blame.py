@@ -64,6 +64,13 @@ class RankError:
         first = self.message.strip().splitlines()[0] if self.message.strip() else ""
         return f"{self.type}: {first}" if first else self.type
 
+    @property
+    def follows(self) -> str | None:
+        """What it is called where it looks like that of a rank whose neighbour has gone."""
+        text = f"{self.type}: {self.message}"
+        found = (name for name, pattern in _CONSEQUENCES.items() if pattern.search(text))
+        return next(found, None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
@@ -139,14 +146,20 @@ def report(
     return tuple(line[:_LINE_WIDTH] for line in [*lines, *shown, *after])
 
 
+def mark(end: RankEnd, ends: Sequence[RankEnd], world_size: int) -> str:
+    """The line that belongs below the traceback in the log of a rank that ended because another
+    one had failed; "" for one that did not."""
+    culprit, name = find_culprit(ends), end.error and end.error.follows
+    if not name or culprit is None or culprit is end or consequence(culprit) is not None:
+        return ""
+    return f"muster: this followed ({name}); the cause: {_headline(culprit, world_size, 0)}"
+
+
 def consequence(end: RankEnd) -> str | None:
     """What this end is called when it follows from another rank's; None when it stands alone."""
-    if end.error is not None:
-        text = f"{end.error.type}: {end.error.message}"
-        for name, pattern in _CONSEQUENCES.items():
-            if pattern.search(text):
-                return name
-    elif _gave_up(end):
+    if end.error is not None and end.error.follows is not None:
+        return end.error.follows
+    if end.error is None and _gave_up(end):
         return _TIMED_OUT
     return "stopped" if end.was_stopped else None
 

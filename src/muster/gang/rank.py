@@ -17,23 +17,19 @@ import runpy
 import signal
 import sys
 import threading
-import time
-import traceback
 import zipfile
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from muster.base.codec import write_json
 from muster.base.forked import flush_and_exit, run_and_leave
 from muster.base.reaper import die_with_parent
+from muster.gang.account import give_account
 from muster.gang.beacon import HeartbeatSender
 from muster.gang.topology import Topology, read_topology
 from muster.run.folder import RunFolder
 
-_OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
-_MAX_MESSAGE = 4000
 #: Seconds that a rank may take to leave, with what its own threads have still to write or to send.
 _LEAVING_S = 30.0
 #: Kept, because the interpreter empties a module that nothing refers to.
@@ -77,7 +73,7 @@ def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
             _leave_soon(end.code if isinstance(end.code, int) else 1, kind, topology)
         raise
     except BaseException as error:
-        _give_account(error, folder, topology)
+        give_account(error, folder, topology.rank)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         _leave_soon(code, kind, topology)
         return code
@@ -170,56 +166,6 @@ def _run_code(code: CodeType, path: str, loader: Any, spec: Any) -> None:
 
 def _is_zip(path: str) -> bool:
     return not path.endswith((".py", ".pyw")) and zipfile.is_zipfile(path)
-
-
-def _give_account(error: BaseException, folder: RunFolder, topology: Topology) -> None:
-    """Write the traceback to the log, as Python shows it, and the record for the report."""
-    now_s = time.time()
-    trace = _without_ours(error)
-    frames = traceback.format_list(traceback.extract_tb(trace))
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    lines = [line for frame in frames for line in frame.rstrip().splitlines() if line.strip(" ^~")]
-    record = {
-        "type": type(error).__qualname__,
-        "message": _message(error),
-        "frames": lines,
-        "time_s": now_s,
-    }
-    with contextlib.suppress(OSError):  # the program may have closed it
-        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
-        record["log_start"] = os.fstat(2).st_size
-    with contextlib.suppress(OSError):  # a full disk: the log may still hold it
-        write_json(folder.rank_error(topology.rank), record)
-    error.__traceback__ = trace
-    with contextlib.suppress(OSError, ValueError):
-        sys.excepthook(type(error), error, trace)
-        sys.stderr.flush()
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)[:_MAX_MESSAGE]
-    except Exception as second:
-        return f"(its text cannot be shown: {type(second).__name__})"
-
-
-def _without_ours(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame on; None where only finding the program failed."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    is_plain = isinstance(error, SyntaxError | OSError | ImportError)
-    return trace if trace is not None or is_plain else error.__traceback__
-
-
-def _is_ours(path: str) -> bool:
-    path = path.replace("\\", "/")
-    return any(part in path for part in _OURS) or path in (
-        runpy.__file__,
-        importlib.__file__,
-    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.base.codec import read_json, write_json
 from muster.base.errors import TargetError, UsageError
+from muster.base.freed_blocks import keep_freed_blocks
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _DEFAULT_BATCH = 32
 #: Functions of one record cost little: larger batches keep the journal's share small.
 _DEFAULT_ROWS = 256
+#: Of freed memory, for the next block of rows.
+_KEPT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ class Worker:
 
     def __init__(self, folder: RunFolder, plan: MapPlan, device: str) -> None:
         _log_to_stderr()
-        _keep_freed_memory()
+        keep_freed_blocks(_KEPT_BYTES)
         self.folder = folder
         self.plan = plan
         self.device = device
@@ -231,14 +234,6 @@ def _log_to_stderr() -> None:
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep some megabytes that are free, for the next block of rows. It keeps twice the
-    largest block that it has mapped and freed, which is 256 KiB before the first: the kernel would
-    clear every page of every block anew, which costs a fifth of a cheap stage's time.
-    """
-    bytes(4 << 20)
 
 
 _worker: Worker | None = None

@@ -14,7 +14,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Self
@@ -25,6 +25,7 @@ from muster.base.codec import decode, write_json
 from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
 from muster.base.signals import CANCEL, ENDING, WARNING, handled
+from muster.gang.account import give_account
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.rank.process_group import Gang, joined
@@ -138,7 +139,9 @@ def be_rank(
         code = code_of_task(task)  # before it is imported: it is the code that will run
         made = what.make(task, task_config, task_values)
         settings = decode(what.config, config, ignore_unknown=True)
-        live(what, made, settings, place, read_topology(), print, code=code, **how)
+        topology = read_topology()
+        told = failure_told(place, 0 if topology is None else topology.rank)
+        live(what, made, settings, place, topology, print, code=code, told=told, **how)
 
 
 def live(
@@ -156,13 +159,15 @@ def live(
     stop: StopFlag | None = None,
     code: Code | None = None,
     allow_changed_code: bool = False,
+    told: AbstractContextManager[None] | None = None,
 ) -> Results | None:
     """Train ``task`` in this process as one rank; None when it was asked to stop.
 
-    ``slot``: see ``joined``; ``stop``: knows afterwards who has asked, on whatever rank.
+    ``slot``: see ``joined``; ``stop``: knows afterwards who has asked, on whatever rank; ``told``:
+    tells of what is raised inside, before the ranks part.
     """
-    stop = stop or StopFlag()
-    with joined(topology, num_devices=num_devices, slot=slot) as gang, stop:
+    stop, told = stop or StopFlag(), told or nullcontext()
+    with joined(topology, num_devices=num_devices, slot=slot) as gang, told, stop:
         say = say if gang.is_first else _silent
         BEACON.phase = "setup"
         if gang.is_first:  # an earlier start has written it
@@ -282,6 +287,20 @@ def refusals_told(folder: RunFolder) -> Iterator[None]:
         explained = explain_os_error(found, "write", place)
         _tell(folder, explained)
         raise SystemExit(explained.exit_code) from error
+
+
+@contextmanager
+def failure_told(folder: RunFolder, rank: int) -> Iterator[None]:
+    """The same, and of any other error: the traceback and its record. To part from the others may
+    take long, and they fail by it: whoever writes nothing down before that looks like their victim.
+    """
+    with refusals_told(folder):
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, MusterError) and disk_error(error) is None:
+                give_account(error, folder, rank)
+            raise
 
 
 def _tell(folder: RunFolder, error: MusterError) -> None:

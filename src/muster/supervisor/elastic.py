@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.distributed.elastic.agent.server.api import (
 from muster.base.metric_log import METRICS_FILE, mark_start
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
-from muster.gang.blame import MAX_LINES, RankEnd, consequence, read_rank_error
+from muster.gang.blame import MAX_LINES, RankEnd, consequence, mark, read_rank_error
 from muster.gang.spec import Entry, GangSpec
 from muster.gang.topology import SLOT
 from muster.run.folder import RunFolder
@@ -39,6 +40,8 @@ from muster.supervisor.watchdog import Watchdog, dump_stacks
 
 #: Seconds that the others have to notice that one has failed, before they are told to end.
 _NOTICE_S = 0.5
+#: Seconds that a rank has to write down why it has left the others, where they have failed by that.
+_CAUSE_S = 5.0
 #: Seconds that ranks may take which are told to end because another has failed.
 _AFTER_FAILURE_S = 5.0
 _AFTER_STALL_S = 1.0
@@ -81,7 +84,7 @@ class Supervisor(SimpleElasticAgent):
         self._ranks: list[_Rank] = []
         self._watchdog: Watchdog | None = None
         self._asked_s: float | None = None  # when the ranks were asked to end, while they do
-        self._num_starts = 0
+        self._num_starts = self._world_size = 0
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the ranks."""
@@ -96,7 +99,7 @@ class Supervisor(SimpleElasticAgent):
         restart = self._num_starts
         self._num_starts += 1
         numbers = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        world_size = worker_group.workers[0].world_size
+        world_size = self._world_size = worker_group.workers[0].world_size
         self._ranks = []
         for local_rank, rank in sorted(numbers.items()):
             self._spec.folder.rank_error(rank).unlink(missing_ok=True)
@@ -130,6 +133,8 @@ class Supervisor(SimpleElasticAgent):
             # The first that was seen to fail need not be the first that failed: the others get a
             # moment to end by themselves and say why, before they are told to.
             self._await(_NOTICE_S)
+            if self._spec.num_nodes == 1:  # else the cause may be on another node
+                self._await(_CAUSE_S, until=self._knows_cause)
             self._end(signal.SIGTERM, min(_AFTER_FAILURE_S, self._spec.grace_s))
         elif verdict is not None and self._running():
             self._tell("stall", text=verdict.text, culprits=list(verdict.culprits))
@@ -294,10 +299,19 @@ class Supervisor(SimpleElasticAgent):
                 if self._watchdog is not None:
                     self._watchdog.forget(rank.rank)
 
-    def _await(self, seconds: float) -> None:
+    def _knows_cause(self) -> bool:
+        """Whether a rank has ended, or has written down an error, that follows from no other's."""
+        paths = self._spec.folder
+        over = [
+            one for one in self._ranks
+            if one.code is not None or read_rank_error(paths.rank_error(one.rank)) is not None
+        ]  # fmt: skip
+        return not all(map(self._is_consequence, over))
+
+    def _await(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
         self._look()
-        while self._running() and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline and not until():
             time.sleep(_POLL_S)
             self._look()
 
@@ -323,6 +337,7 @@ class Supervisor(SimpleElasticAgent):
     def _tell_failure(self) -> None:
         # With what each has raised: the records are gone once the ranks start again, and the
         # launcher may hear of it later, while whoever reads its output is slow.
+        self._mark_consequences()
         ends = [
             {
                 "rank": rank.rank,
@@ -335,6 +350,22 @@ class Supervisor(SimpleElasticAgent):
             for rank in self._ranks
         ]
         self._tell("failed", ends=ends, restarts_left=self._remaining_restarts)
+
+    def _mark_consequences(self) -> None:
+        """Say in the log of a rank that failed because of another one which that was: whoever reads
+        it finds a broken connection there, and no cause."""
+        folder = self._spec.folder
+        ends = [
+            RankEnd(
+                rank=one.rank, code=-KILL if one.code is None else one.code, time_s=one.ended_s,
+                was_stopped=one.was_stopped, error=read_rank_error(folder.rank_error(one.rank)),
+            )
+            for one in self._ranks
+        ]  # fmt: skip
+        for end in ends:
+            if line := mark(end, ends, self._world_size):
+                with suppress(OSError), folder.rank_log(end.rank).open("a") as log:
+                    log.write(f"{line}\n")
 
 
 def flight_recorder(said: Mapping[str, str], folder: RunFolder) -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from muster.base.errors import MusterError, TargetError
+from muster.base.freed_blocks import keep_freed_blocks
 from muster.gang.beacon import BEACON
 from muster.rank.alike import check_alike, check_same_model
 from muster.rank.life import (
@@ -50,6 +51,9 @@ from muster.train.reporting import StepLines, headlines, opening, picture, sum_u
 from muster.train.setup import Training, prepare
 from muster.train.step import Sums, accumulate, update
 from muster.train.task import Task, make_task
+
+#: Of what a step frees, for the next one: as much as glibc keeps by itself of larger models.
+_KEPT_BYTES = 31 << 20
 
 
 class ModelTrainer(Trainer):
@@ -336,6 +340,7 @@ def _save(run: Training, *, is_best: bool) -> None:
 
 
 def _begin(task: Task, config: TrainConfig, start: Start) -> ModelTrainer:
+    keep_freed_blocks(_KEPT_BYTES)
     with memory_explained(partial(no_room_error, start.gang.device)):
         return ModelTrainer(prepare(task, config, start))
 

@@ -104,6 +104,8 @@ class ClstmPpoConfig:
         """Raise UsageError for a flag without effect, which an older run may have."""
         if self.data is None:
             require_default(self, ["max_gap_bars"], "without --data")
+        if not self.sim_drift:
+            require_default(self, ["sim_switch_bars"], "with --sim-drift 0")
 
     def _check_data(self, data: Path) -> None:
         """Check what ``--dry-run`` can tell without reading the file."""

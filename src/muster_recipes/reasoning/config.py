@@ -140,6 +140,11 @@ class ReasoningConfig:
         if not self.is_graded:
             hint = "leave it out, or add --grading model."
             require_default(self, ["eval_temperature"], "without grading", hint)
+        is_drawn = self.temperature > 0 or (self.is_graded and self.eval_temperature > 0)
+        if self.engine in _OURS and not is_drawn:
+            require_default(self, ["top_p"], "with --temperature 0")
+        if self.engine == "openai":
+            require_default(self, ["optimize_gpu"], "with --engine openai")
 
     def _check_engine(self) -> None:
         check_engine(self.engine)

@@ -98,14 +98,19 @@ def decode(p: Parameters, y: Tensor, z: Tensor) -> Tensor:
 
     ``y`` [..., C] has as many dimensions as ``z`` and is broadcast against it.
     """
-    num_classes = p["classifier_bias"].shape[-1]
-    weight = p["decoder_weight"]
-    from_class = _on_rows(y, weight[:, :num_classes], p["decoder_bias"])
-    from_style = torch.bmm(z.flatten(1, -2), weight[:, num_classes:])
-    # In place: these are the largest tensors of a step, and no backward needs them unchanged.
-    hidden = from_style.view(*z.shape[:-1], -1).add_(from_class).relu_()
-    logits = _linear(hidden.flatten(1, -2), p["pixels_weight"], p["pixels_bias"])
+    rows, first = decoder_inputs(p, y, z)
+    # No view lies between the product and what is done to it in place: autograd would keep both
+    # apart by copies of the largest tensors of a step.
+    hidden = torch.bmm(rows.flatten(1, -2), first).relu_()
+    logits = _linear(hidden, p["pixels_weight"], p["pixels_bias"])
     return logits.view(*z.shape[:-1], -1)
+
+
+def decoder_inputs(p: Parameters, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Class, style and 1, [R, ..., I], and the decoder's first layer for them, [R, I, H]."""
+    shape = z.shape[:-1]
+    inputs = torch.cat([y.expand(*shape, -1).to(z.dtype), z, z.new_ones(1).expand(*shape, 1)], -1)
+    return inputs, torch.cat([p["decoder_weight"], p["decoder_bias"].unsqueeze(1)], 1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from muster_recipes.ssvae.config import Hyper
-from muster_recipes.ssvae.networks import Parameters, Style, class_logits, decode, style
+from muster_recipes.ssvae.networks import (
+    Parameters,
+    Style,
+    class_logits,
+    decode,
+    decoder_inputs,
+    style,
+)
 from muster_recipes.ssvae.noise import Noise
 
 
@@ -134,11 +141,10 @@ def pixels_log_likelihood(p: Parameters, y: Tensor, z: Tensor, x: Tensor) -> Ten
     # On a GPU autograd is fast enough, and a compiler cuts the work into pieces of its own.
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return log_likelihood(decode(p, y, z), x)
-    ones = z.new_ones(1).expand(*z.shape[:-1], 1)
-    inputs = torch.cat([y.expand(*z.shape[:-1], -1), z, ones], -1)
-    first = torch.cat([p["decoder_weight"], p["decoder_bias"].unsqueeze(1)], 1)
-    rows = inputs.flatten(2, -2)
-    log_p = decoder_log_likelihood(rows, first, p["pixels_weight"], p["pixels_bias"], x)
+    inputs, first = decoder_inputs(p, y, z)
+    log_p = decoder_log_likelihood(
+        inputs.flatten(2, -2), first, p["pixels_weight"], p["pixels_bias"], x
+    )
     return log_p.view(z.shape[:-1])
 
 

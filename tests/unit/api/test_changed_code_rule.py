@@ -162,12 +162,14 @@ WORDS: dict[str, tuple[Script, Script, str]] = {
     "arguments": (
         Script(path="a.py", args=("one",)),
         Script(path="a.py", args=("--token", "abc", "a b")),
-        "r has run `a.py one` before and runs `a.py --token … 'a b'` now: its logs hold both.",
+        "r has run `a.py one` before and runs `a.py --token … 'a b'` now: its logs hold both; "
+        "another --run-dir, or --restart, keeps them apart.",
     ),
     "another program without code": (
         Script(path="echo", is_python=False),
         Script(path="true", is_python=False),
-        "r has run `echo` before and runs `true` now: its logs hold both.",
+        "r has run `echo` before and runs `true` now: its logs hold both; "
+        "another --run-dir, or --restart, keeps them apart.",
     ),
     "another script": (
         Script(path="a.py", args=("one",)),

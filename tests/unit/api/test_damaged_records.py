@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.api.gangs.train import _Refused
-from muster.api.look.ranks import rank_failures
 from muster.api.look.why import why
 from muster.api.maps.publish import check_output, read_published, with_columns
 from muster.api.report.about import time_facts
@@ -22,6 +21,7 @@ from muster.base.errors import MusterError, SetupError
 from muster.cli import output
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
+from muster.gang.failures import rank_failures
 from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.formats import spec_of
 from muster.plan.compare import compare_run

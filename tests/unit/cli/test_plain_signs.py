@@ -51,6 +51,12 @@ def test_every_help_and_every_complaint(poor: Callable[..., str], command: str) 
     assert poor(command, "--no-such-flag-é·→")
 
 
+def test_a_word_that_names_nothing_is_repeated_by_its_signs(poor: Callable[..., str]) -> None:
+    """It was said by its bytes: 'n\\udcc3\\udcb6'."""
+    word = os.fsencode("nö").decode("ascii", "surrogateescape")
+    assert r"Unknown run 'n\xf6'" in poor("status", word)
+
+
 def test_a_plan_and_a_table(poor: Callable[..., str]) -> None:
     shown = poor("plan", "params=7e9", "--device", "a100-80gb", "--devices", "8")
     assert "\n" in shown

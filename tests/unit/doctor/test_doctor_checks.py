@@ -420,6 +420,31 @@ def test_nothing_is_blamed_for_the_time_that_the_doctor_was_given(name: str) -> 
     assert [one.severity for one in told] == ["note", "ok"], "what it had found counts"
 
 
+#: How an import of torch ended, after how long, and what is said of it.
+IMPORTS = [
+    ("skipped", 2.0, "note", "The start of torch was not examined: the time was over."),
+    ("skipped", 8.0, "warning", "The start of torch 2.8.0+cu128 was not examined: the time was"),
+    ("hung", 30.0, "error", "torch 2.8.0+cu128 was still importing torch after 30 s."),
+]
+
+
+@pytest.mark.parametrize(("status", "seconds", "severity", "says"), IMPORTS)
+def test_an_import_of_torch_that_may_hang_is_told(
+    status: Any, seconds: float, severity: str, says: str
+) -> None:
+    """With `--time-limit 10` it was a note beside a healthy machine; of a torch that does not say
+    its version, that it is not installed, or to be installed again."""
+    facts = host("healthy_8gpu")
+    run = Run(status=status, seconds=seconds, at="importing torch")
+    if status == "skipped":
+        run = dataclasses.replace(run, error="the time was over")
+    for version in (facts.torch.version, None):
+        torch = dataclasses.replace(facts.torch, run=run, version=version)
+        told, *_ = CHECKS["torch-build"](dataclasses.replace(facts, is_quick=False, torch=torch))
+        assert told.severity == severity and told.fix
+        assert told.what.startswith(says if version else says.replace(" 2.8.0+cu128", ""))
+
+
 @pytest.mark.parametrize("name", ["healthy_8gpu", "slurm_without_gpus"])
 def test_a_driver_that_could_not_be_read_is_an_error(name: str) -> None:
     """A probe that died was "No GPU here", and the machine healthy."""

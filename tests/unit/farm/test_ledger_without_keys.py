@@ -164,7 +164,6 @@ path = Path(sys.argv[1])
 with_room = len(sys.argv) > 2
 ledger = Ledger(path)
 if not with_room:
-    ledger._db.execute("PRAGMA cache_size = -1024")  # more than that is sorted on a disk
     ledger.begin()
     ledger.forget_keys()
     ledger.list_tasks(map(a_task, range(120_000)))
@@ -229,6 +228,8 @@ def test_what_goes_wrong_meanwhile_is_what_is_told(tmp_path: Path) -> None:
         ledger.begin()
         with pytest.raises(SetupError, match="another coordinator"):
             ledger.index_keys(look)
+        (cache,) = ledger._db.execute("PRAGMA cache_size").fetchone()
+        assert cache < -20_000, "it was small for sorting alone"
         ledger.roll_back()
         ledger.begin()
         ledger.index_keys()

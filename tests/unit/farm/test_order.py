@@ -116,7 +116,7 @@ def test_the_two_longest_go_to_two_workers() -> None:
     target = TargetSpec(name="f", location="f.py", attribute="f")
     scheduler = Scheduler(Policy(), slots, {1: target})
     for x in (1, 9):
-        scheduler.pace.learn(task(0, x=x), x / 10)
+        scheduler.pace.learn([(task(0, x=x), x / 10)])
     assert scheduler.pace.lead(1) == 2
     tasks = [task(number, x=x) for number, x in enumerate((1, 1, 1, 1, 9, 9, 9))]
     out = scheduler.step([Fetched(tasks, exhausted=True)], 0.0)

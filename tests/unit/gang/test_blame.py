@@ -12,6 +12,7 @@ from muster.gang.blame import (
     RankError,
     consequence,
     find_culprit,
+    mark,
     raised_while_stopping,
     report,
 )
@@ -83,6 +84,19 @@ def test_of_consequences_only_the_first_is_told() -> None:
     ]
     culprit = find_culprit(ends)
     assert culprit is not None and culprit.rank == 2
+
+
+def test_in_a_log_only_a_consequence_is_marked_and_only_of_a_known_cause() -> None:
+    broken = [RankEnd(rank=rank, code=1, time_s=1.0, error=error(CLOSED, rank)) for rank in (0, 1)]
+    killed = RankEnd(rank=2, code=-9, time_s=1.1)
+    cause = "rank 2 of 3 was killed by SIGKILL (9): by somebody else, or by the kernel for lack"
+    for end in broken:
+        said = mark(end, [*broken, killed], 3)
+        assert said.startswith(
+            f"muster: this followed (connection closed by peer); the cause: {cause}"
+        )
+    assert mark(killed, [*broken, killed], 3) == ""
+    assert [mark(end, broken, 3) for end in broken] == ["", ""], "the cause is on another node"
 
 
 def test_own_failures_of_several_ranks() -> None:

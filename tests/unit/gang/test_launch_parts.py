@@ -19,8 +19,8 @@ from muster.api.start.options import GangOptions
 from muster.base.errors import UsageError
 from muster.base.journal import Tail, last_lines
 from muster.cli.commands import run
+from muster.gang.account import _is_ours
 from muster.gang.beacon import BEACON, Beacon, read_place
-from muster.gang.rank import _is_ours
 from muster.gang.spec import Entry, GangSpec, Script
 from muster.rank.life import StopFlag
 from muster.run.folder import RunFolder

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from muster_recipes.ssvae.config import Hyper
 from muster_recipes.ssvae.networks import Parameters, class_logits, decode, init_parameters
@@ -223,6 +224,31 @@ def test_the_pieces_of_the_cpu_are_the_plain_decoder() -> None:
         results.append((log_p, *gradients))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Copies(TorchDispatchMode):
+    """The shapes of tensors that are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten.clone.default):
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_hidden_layer_is_copied_on_a_gpu() -> None:
+    """Six copies of the largest tensor of a step took half of its time there, by its bytes."""
+    case = case_of(EXACT, 7)
+    leaves = {name: value.to("meta").requires_grad_() for name, value in case.p.items()}
+    z = torch.empty(2, 5, 10, 3, 2, device="meta", dtype=torch.float64, requires_grad=True)
+    y = torch.eye(10, dtype=torch.float64, device="meta")[None, None, :, None]
+    with Copies() as copies:
+        pixels_log_likelihood(leaves, y, z, case.x.to("meta")).sum().backward()  # type: ignore[no-untyped-call]
+    rows = z.numel() // z.shape[-1]
+    assert [shape for shape in copies.shapes if math.prod(shape) >= rows * EXACT.num_hidden] == []
 
 
 def quadrature(p: Parameters, x: Tensor) -> Tensor:

@@ -312,5 +312,5 @@ def _take(
         run_name=folder.name,
         place=id_of(folder.path),
         kept=kept,
-        wait=wait_of(options, say),
+        wait=wait_of(options, say, folder.path),
     )

@@ -97,7 +97,8 @@ def check_script(folder: RunFolder, script: Script, options: GangOptions) -> str
         raise PlanMismatchError(f"{said}\n{error}") from None
     if not is_other:
         return ""
-    return f"{folder.path} has run `{before}` before and runs `{after}` now: its logs hold both."
+    said = f"{folder.path} has run `{before}` before and runs `{after}` now: its logs hold both"
+    return f"{said}; another --run-dir, or --restart, keeps them apart."
 
 
 def _words(program: Any) -> str:

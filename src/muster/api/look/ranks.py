@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from muster.base.errors import EXIT_OK, UsageError
+from muster.base.errors import UsageError
 from muster.base.journal import read_journal
 from muster.base.shown_text import shell_word
-from muster.gang.blame import RankError, read_rank_error
+from muster.gang.failures import failed_rank, ranks_in
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
-from muster.run.state import last_ending, last_report
-
-_LOG = re.compile(r"rank-(\d+)\.log")
-_RANK = re.compile(r"\brank (\d+)\b")
-
-
-class RankFailures(NamedTuple):
-    """``report``: what the launcher said at the end; ``errors``: what ranks wrote down."""
-
-    report: tuple[str, ...]
-    errors: dict[int, RankError]
 
 
 def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
@@ -31,7 +17,7 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
 
     Raises UsageError where there is no such rank, or no rank has printed anything.
     """
-    known = _ranks(folder)
+    known = ranks_in(folder)
     if not known:
         begun = folder.metrics.exists()
         raise UsageError(
@@ -50,25 +36,6 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
     else:
         chosen = int(rank)
     return chosen, folder.rank_log(chosen)
-
-
-def failed_rank(folder: RunFolder) -> int | None:
-    """The rank that made the last start fail; None where no rank did."""
-    found = [_RANK.search(line) for line in last_report(folder)[:1]]
-    if found and found[0] is not None:
-        return int(found[0].group(1))
-    errors = {} if last_ending(folder) == EXIT_OK else _errors(folder)
-    return min(errors, key=lambda rank: errors[rank].time_s, default=None)
-
-
-def rank_failures(folder: RunFolder) -> RankFailures:
-    """Why the last start failed, the rank that failed first before the others."""
-    if last_ending(folder) == EXIT_OK:
-        return RankFailures((), {})
-    errors = _errors(folder)
-    first = failed_rank(folder)
-    order = sorted(errors, key=lambda rank: (rank != first, errors[rank].time_s))
-    return RankFailures(last_report(folder), {rank: errors[rank] for rank in order})
 
 
 def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
@@ -90,23 +57,6 @@ def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
     from muster.farm.export import export_records
 
     return export_records(lines, target)
-
-
-def _ranks(folder: RunFolder) -> list[int]:
-    found = (_LOG.fullmatch(path.name) for path in _entries(folder.logs))
-    return sorted(int(match.group(1)) for match in found if match is not None)
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    try:
-        yield from folder.iterdir()
-    except OSError:
-        return
-
-
-def _errors(folder: RunFolder) -> dict[int, RankError]:
-    found = {rank: read_rank_error(folder.rank_error(rank)) for rank in _ranks(folder)}
-    return {rank: error for rank, error in found.items() if error is not None}
 
 
 def _listed(ranks: list[int]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.api.look.listing import HeldUp, array_of, ended_job, held_up_now, job_of, word_of
-from muster.api.look.ranks import failed_rank, rank_failures, rank_log
+from muster.api.look.ranks import rank_log
 from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
@@ -29,6 +29,7 @@ from muster.farm.canonical import task_label
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.outcomes import REASONS
 from muster.farm.task import Outcome, TaskState
+from muster.gang.failures import failed_rank, rank_failures
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.run.state import Start, has_saved, last_start, last_word
@@ -166,12 +167,12 @@ def causes(run: Run) -> Iterator[Cause]:
 
 
 def _causes_of_ranks(folder: RunFolder) -> Iterator[Cause]:
-    report, errors = rank_failures(folder)
-    if report:
-        yield Cause(report[0], 1, "starts", "\n".join(report))
-    for rank, error in errors.items():
-        text = f"{error.type}: {error.message}"
-        yield Cause(f"Rank {rank}: {text}", 1, "ranks", "\n".join((*error.frames, text)),
+    found = rank_failures(folder)
+    if found.report:
+        yield Cause(found.report[0], 1, "starts", "\n".join(found.report))
+    for rank, error in found.errors.items():
+        text, who = f"{error.type}: {error.message}", found.who(rank).capitalize()
+        yield Cause(f"{who}: {text}", 1, "ranks", "\n".join((*error.frames, text)),
                     first_s=error.time_s, last_s=error.time_s)  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,16 @@ from muster.api.start.placing import slots_of, would_take
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, MusterError, UsageError
 from muster.base.settings import read_settings
 from muster.base.signals import stop_code
+from muster.farm.executors.cluster import CLUSTERS
 from muster.farm.executors.head_start import HeadStart
 from muster.pipeline.sources.files import find_files
-from muster.pipeline.sources.source import LEAST_ROWS, Selection, Source
+from muster.pipeline.sources.source import (
+    DEFAULT_SHARDS,
+    LEAST_ROWS,
+    SHARDS_PER_WORKER,
+    Selection,
+    Source,
+)
 from muster.pipeline.sources.table import InputOptions, open_input
 from muster.run.folder import RunFolder, folder_for
 from muster.run.record import drawn_id, read_run
@@ -98,19 +105,33 @@ class Mapped:
 CHUNKS = "muster.pipeline.chunk"
 
 
-def open_source(job: MapJob, folder: Path, home: RunFolder | None) -> Source:
+def open_source(job: MapJob, options: SweepOptions, folder: Path, home: RunFolder | None) -> Source:
     """``home``: the folder of the run, which may have been begun; None for a run from the start."""
-    known = frozenset[str]() if home is None else _known_files(home)
-    source = open_input(job.input, job.selection, job.options, folder, known)
+    fixed = read_run(home).fixed if home is not None and home.exists() else None
+    source = open_input(job.input, job.selection, job.options, folder, _known_files(fixed or {}))
     job.check_columns(source.describe()["columns"])
-    return source
+    # A run that goes on has its chunks; if it does not say how many, as many as there ever are.
+    num = _num_chunks(job, options) if fixed is None else fixed.get("chunks", DEFAULT_SHARDS)
+    return replace(source, num_shards=num)
 
 
-def _known_files(home: RunFolder) -> frozenset[str]:
+def _num_chunks(job: MapJob, options: SweepOptions) -> int:
+    """How many chunks a new run is cut into, unless their rows are given or set limits to it. The
+    order that a seed fixes is one of chunks: it is the same whoever works.
+    """
+    is_free = job.settings.chunk_rows is None and job.selection.shuffle_seed is None
+    if is_free and options.executor not in CLUSTERS:
+        with suppress(MusterError):  # what is wrong is said where the run is opened
+            slots = slots_of(would_take(options, read_settings()), options)
+            return min(DEFAULT_SHARDS, SHARDS_PER_WORKER * max(2, len(slots)))
+    return DEFAULT_SHARDS
+
+
+def _known_files(fixed: Mapping[str, Any]) -> frozenset[str]:
     """Where the input of a run lay when it began. An earlier version took in what other runs have,
     where a pattern or a folder had it too; a run that did so goes on with the same files.
     """
-    described = read_run(home).fixed.get("input") if home.exists() else None
+    described = fixed.get("input")
     files = described.get("files") if isinstance(described, Mapping) else None
     return frozenset(os.path.abspath(file["path"]) for file in files or ())
 

@@ -24,7 +24,7 @@ from muster.farm.executors.worker_process import worker_python
 from muster.farm.plan import Numbers
 from muster.farm.task import NewTask, Outcome, TargetSpec, TaskState
 from muster.pipeline.sources.files import HASHED_WHOLE, fingerprint
-from muster.pipeline.sources.source import Source
+from muster.pipeline.sources.source import DEFAULT_SHARDS, Source
 from muster.pipeline.sources.table import changes, identity
 from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder
@@ -47,7 +47,9 @@ _RETRY = RetryPolicy(
 )
 
 
-def _fixed(job: MapJob, described: dict[str, Any], home: RunFolder) -> dict[str, Any]:
+def _fixed(
+    job: MapJob, num_chunks: int, described: dict[str, Any], home: RunFolder
+) -> dict[str, Any]:
     """What may not change between two commands on one run folder. A file that an earlier version
     knew by its time keeps that time in ``described``.
     """
@@ -62,6 +64,8 @@ def _fixed(job: MapJob, described: dict[str, Any], home: RunFolder) -> dict[str,
         "chunk_rows": job.settings.chunk_rows,
         "place": str(home.whole.absolute()),
     }
+    if num_chunks != DEFAULT_SHARDS:  # of which earlier versions did not tell
+        fixed["chunks"] = num_chunks
     if home.exists():
         before = read_run(home).fixed
         _name_as_before(fixed, before, home)
@@ -175,7 +179,7 @@ def _plan_of(
 def workload_of(job: MapJob, options: SweepOptions, source: Source, home: RunFolder) -> Workload:
     """``home``: the folder of the run."""
     described = deepcopy(dict(source.describe()))
-    fixed = _fixed(job, described, home)
+    fixed = _fixed(job, source.num_shards, described, home)
     plan = _plan_of(job, options, described, home)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:

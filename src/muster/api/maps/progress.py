@@ -227,9 +227,6 @@ class Growing:
             self.appender.add(part)
 
 
-_LOOK_EVERY_S = 0.1
-
-
 class CopyingAhead:
     """A thread that has finished chunks written to the output while others are computed, so that
     little is left to do at the end. Where it fails, it leaves nothing, and `publish` does it all.
@@ -245,12 +242,14 @@ class CopyingAhead:
         self._sink, self._shards = sink, shards
         self._ahead: Ahead | None = None
         self._num_done = 0
-        self._is_over = threading.Event()
+        self._has_more, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def look(self, view: RunView) -> None:
         """Called with every view of the run, under its lock, by a thread that outlives this."""
-        self._num_done = view.num_done
+        if view.num_done != self._num_done:
+            self._num_done = view.num_done
+            self._has_more.set()
         if self._thread is None and view.num_done and not self._is_over.is_set():
             try:
                 self._ahead = ahead_of(self._sink(), self._shards)
@@ -265,6 +264,7 @@ class CopyingAhead:
     def end(self) -> Ahead | None:
         """Stop; returns what is written, if it was begun."""
         self._is_over.set()
+        self._has_more.set()
         if self._thread is not None:
             self._thread.join()
         return self._ahead
@@ -279,14 +279,14 @@ class CopyingAhead:
             raise
 
     def _copy_finished(self, ahead: Ahead) -> None:
-        seen, pause_s = 0, _LOOK_EVERY_S
+        pause_s = 0.0
         while not self._is_over.wait(pause_s):
-            if seen == self._num_done:
-                continue
-            seen, began = self._num_done, time.monotonic()
+            self._has_more.wait()
+            self._has_more.clear()
+            began = time.monotonic()
             parts = parts_of(self._folder)
             # The ledger takes longer the more chunks there are: a tenth of the time at most.
-            pause_s = max(_LOOK_EVERY_S, 10 * (time.monotonic() - began))
+            pause_s = 10 * (time.monotonic() - began)
             for part in parts:
                 if self._is_over.is_set():
                     return

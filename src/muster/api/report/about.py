@@ -118,21 +118,18 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
 
 def gang_failures(folder: RunFolder) -> list[Block]:
     """The report of the last start, and the errors that its ranks wrote down. Reads the folder."""
-    from muster.gang.blame import read_rank_error
+    from muster.gang.failures import rank_failures
 
     blocks: list[Block] = []
     if report := last_report(folder):
         blocks += [Text(report[0]), Listing("Report of the last start", "\n".join(report))]
     if last_ending(folder) == EXIT_OK:
         return blocks
-    for path in sorted(folder.logs.glob("rank-*.error.json"))[:_MOST_FAILURES]:
-        error = None
-        with suppress(KeyError, TypeError):
-            error = read_rank_error(path)
-        if error is not None:
-            rank = path.name.removeprefix("rank-").removesuffix(".error.json")
-            text = _last_lines("\n".join((*error.frames, f"{error.type}: {error.message}")))
-            blocks.append(Listing(f"Rank {rank}: {error.type}: {error.message}", text))
+    found = rank_failures(folder)
+    for rank, error in list(found.errors.items())[:_MOST_FAILURES]:
+        said = f"{error.type}: {error.message}"
+        text = _last_lines("\n".join((*error.frames, said)))
+        blocks.append(Listing(f"{found.who(rank).capitalize()}: {said}", text))
     return blocks
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.api.launch import Prepared
-from muster.api.runs import Run, refresh_export
+from muster.api.runs import Run
 from muster.api.start.earlier_work import move_aside, put_back
 from muster.api.start.options import SweepOptions
 from muster.api.sweeps.plans import choose_folder, renewal
@@ -38,6 +38,7 @@ from muster.farm.collect import (
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Numbers
+from muster.farm.table_writer import refresh_export
 from muster.farm.task import NewTask, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord

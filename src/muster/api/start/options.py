@@ -267,7 +267,8 @@ class MapSettings:
     """Records per batch at the start; running out of memory halves it. 0: what the stages ask
     for."""
     chunk_rows: int | None = None
-    """Records per chunk of the plan. Default: a 64th of the input, from 256 to 10,000."""
+    """Records per chunk of the plan. Default: 8 chunks for each worker, 16 to 64 in all, of 256 to
+    10,000 records."""
     keeps_ids: Annotated[bool, Flag(name="no-ids", is_negated=True)] = True
     """Add no id to records that have none."""
     row_retries: Annotated[int, Flag(name="retries")] = 1

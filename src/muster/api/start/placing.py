@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from muster.api.start.options import DeviceOptions, GangOptions, SweepOptions
@@ -23,7 +24,7 @@ from muster.devices.packing import MOST_PER_GPU, within_memory
 from muster.devices.placement import Placement, Slot, place
 from muster.farm.executors.cluster import CLUSTERS, ClusterRequest
 from muster.farm.task import SlotSpec
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, id_of
 from muster.slurm.request import with_defaults
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ def take_devices(
     run_name: str,
     settings: Settings,
     say: Callable[[str], None] = lambda line: None,
-    place: str = "",
+    folder: Path | None = None,
 ) -> tuple[Placement, list[Lease]]:
     """The placement and the leases that hold its GPUs; the caller keeps and releases them.
 
-    ``place``: see `lease_in_turn`. Raises what that raises, and UsageError for options without
-    effect on a cluster.
+    ``folder``: of the run, by which it is known in the queue. Raises what `lease_in_turn` raises,
+    and UsageError for options without effect on a cluster.
     """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
@@ -130,8 +131,8 @@ def take_devices(
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         run_name=run_name,
-        place=place,
-        wait=wait_of(options, say),
+        place="" if folder is None else id_of(folder),
+        wait=wait_of(options, say, folder),
     )
     try:  # after the wait, when others may have given memory back
         placement = within_memory(placement, options.memory_mib, settings.cpu_count)
@@ -146,10 +147,11 @@ def take_devices(
     return placement, [lease for lease in leases if lease.uuid in used]
 
 
-def wait_of(options: DeviceOptions, say: Callable[[str], None]) -> Wait:
+def wait_of(options: DeviceOptions, say: Callable[[str], None], folder: Path | None) -> Wait:
     from muster.devices.waiting import Wait
 
-    return Wait(most_s=options.wait_s, priority=options.queue_priority, say=say)
+    most_s, priority = options.wait_s, options.queue_priority
+    return Wait(most_s=most_s, priority=priority, say=say, folder=folder)
 
 
 def would_take(options: SweepOptions, settings: Settings, *, now: bool = False) -> Placement:

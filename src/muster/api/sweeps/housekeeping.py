@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from muster.api.recipe import MapRecipe, Recipe
-from muster.api.runs import exporter
 from muster.api.start.code_watch import ADVICE, EVENT, CodeWatch, When
 from muster.api.start.lending import Lending
 from muster.api.start.options import SweepOptions
@@ -32,6 +31,7 @@ from muster.devices.discovery import discover
 from muster.devices.packing import CONTEXT_MIB, MemorySampler, workers_that_fit
 from muster.farm.events import Capacity, Event
 from muster.farm.plan import Request
+from muster.farm.table_writer import TableWriter, exporter
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView, WorkerLine
 from muster.run.folder import RunFolder
@@ -169,6 +169,8 @@ def _wrong(name: str, what: Any, wanted: str) -> TargetError:
 
 _STATUS_EVERY_S = 1.0
 _LOOK_AT_CODE_EVERY_S = 10.0
+#: Before what is expected to be the end of the work, the process that writes the table is begun.
+_NEAR_S = 0.5
 
 
 def write_status(folder: RunFolder, view: RunView) -> None:
@@ -189,6 +191,7 @@ class Housekeeping:
         rehearsal: Rehearsal | None,
         code: CodeWatch,
         show: Callable[[RunView], None],
+        table: TableWriter | None,
     ) -> None:
         self.clock: Clock = SystemClock()
         self._services = services
@@ -197,6 +200,7 @@ class Housekeeping:
         self._rehearsal = rehearsal
         self._code = code
         self._show = show
+        self._table = table
         self._num_failed_before: int | None = None  # by earlier starts
         self._last: RunView | None = None
         self._for_devices: list[Ask] = []
@@ -230,6 +234,8 @@ class Housekeeping:
             self._num_failed_before = view.num_failed
         elif view.num_failed > self._num_failed_before:
             self._services.tell("failure", f"{view.name}: the first task has failed")
+        if self._table is not None and view.eta is not None and view.eta.high_s < _NEAR_S:
+            self._table.begin()
         self._show(view)
 
     def num_at_work(self) -> int:

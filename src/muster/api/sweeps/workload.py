@@ -58,12 +58,6 @@ def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _refresh_export(folder: RunFolder, ending: Ending) -> None:
-    from muster.api.runs import refresh_export  # here: a dry run writes no table
-
-    refresh_export(folder)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """``feed`` makes the tasks lazily; ``spec`` says in JSON what they are.
@@ -91,9 +85,10 @@ class Workload:
     difference: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]] = _difference
     #: Raises PlanMismatchError for a folder whose ledger shows that it holds something else.
     check: Callable[[RunFolder], None] = lambda folder: None
-    #: Called in the session, which holds the run's lock: before the work, and after it.
+    #: Called in the session, which holds the run's lock: before the work, and after it, where the
+    #: table of the run is not all that is made of it.
     begin: Callable[[RunFolder], None] = lambda folder: None
-    finish: Callable[[RunFolder, Ending], None] = _refresh_export
+    finish: Callable[[RunFolder, Ending], None] | None = None
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
     #: Makes what chooses further tasks during the run, for a folder and a number of GPUs per task.
@@ -280,7 +275,9 @@ def over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workloa
             payloads, priorities = space.payloads(), space.priorities()
             while some := list(islice(payloads, _MADE_AT_ONCE)):
                 keys = map(key_of, some)
-                yield from map(NewTask, keys, repeat(number), some, repeat(0), priorities)
+                yield from map(
+                    NewTask._make, zip(keys, repeat(number), some, repeat(0), priorities)
+                )
             return
         for params, priority in zip(space, space.priorities(), strict=False):
             payload, key = make(params)

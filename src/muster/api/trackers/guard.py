@@ -16,15 +16,22 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from muster.api.trackers.feed import DONE, Position, PositionTaken, feed, read_position
-from muster.api.trackers.tracker import Place, check_installed, make_tracker
+from muster.api.trackers.tracker import (
+    Place,
+    Tracked,
+    Tracker,
+    TrackerRun,
+    check_installed,
+    make_tracker,
+)
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.base.processes import RUN_MARKER, end_marked
+from muster.base.processes import RUN_MARKER, end_marked, family
 from muster.base.settings import child_environment, secrets, variable
 from muster.base.shown_text import count, one_line, shell_word, without_secrets
 from muster.run.folder import RunFolder
@@ -298,6 +305,7 @@ def main(argv: list[str]) -> int:
     is_over = threading.Event()
     threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
     os.nice(_NICE)  # the work of the run comes first
+    _weigh_sessions([os.getpid()], _NICE)
     try:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
@@ -306,16 +314,50 @@ def main(argv: list[str]) -> int:
             def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
                 return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
 
-            feed(source, make_tracker(name, place), position, wait)
+            feed(source, _ComingSecond(make_tracker(name, place)), position, wait)
     except (PositionTaken, MusterError) as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
         return 1
     return DONE
 
 
+class _ComingSecond:
+    """A tracker whose helpers, such as W&B's, come behind the work of the run as well."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.most_open = tracker.most_open
+        self._tracker = tracker
+        self._is_first = True
+
+    def open(self, tracked: Tracked) -> TrackerRun:
+        run = self._tracker.open(tracked)
+        if self._is_first:  # with which they begin
+            self._is_first = False
+            _weigh_sessions(family(os.getpid()), _NICE)
+        return run
+
+
+def _weigh_sessions(pids: Iterable[int], nice: int) -> None:
+    """Say how nice the sessions of these processes are to others. Linux weighs sessions against
+    each other, and niceness only within one, unless it was told not to: those of a tracker would
+    have as much of a core as the run's workers.
+    """
+    for path in [Path(f"/proc/{pid}/autogroup") for pid in pids]:
+        for _ in range(3):
+            try:
+                if not path.read_text().endswith(f" {nice}\n"):
+                    path.write_text(str(nice))
+                break
+            except BlockingIOError:  # all users together may change one in a tenth of a second
+                time.sleep(0.1)
+            except OSError:  # it has ended, or there are no such groups here
+                break
+
+
 def _listen(is_over: threading.Event) -> None:
     if sys.stdin.readline():
         is_over.set()
+        _weigh_sessions(family(os.getpid()), 0)  # the run waits for us now
         sys.stdin.read()
     # A library may hang, and one that has threads of its own would keep this process.
     if os.getpgrp() == os.getpid():

@@ -309,13 +309,12 @@ def cancel(argv: list[str]) -> int:
     if isinstance(found, ExperimentFolder):
         from muster.cli import experiment_look
 
-        run = experiment_look.cancel(found)
-    else:
-        if isinstance(found, QueuedRun):
-            if not flags.task and (start := process_to_end(found.path)) is not None:
-                return _cancel_first_start(found.path.name, start, flags)
-            found = open_watched(flags.run)  # which says what it is, unless it has begun now
-        run = latest(found)
+        found = experiment_look.at_work(found)
+    if isinstance(found, QueuedRun):
+        if not flags.task and (start := process_to_end(found.path)) is not None:
+            return _cancel_first_start(found.path.name, start, flags)
+        found = open_watched(str(found.path))  # which says what it is, unless it has begun now
+    run = latest(found)
     if flags.task:
         return _cancel_tasks(run, flags)
     is_gang, job = run.stored.is_gang, job_of(run)

@@ -281,11 +281,11 @@ def errors(argv: list[str]) -> int:
 
 def _error_record(run: Run) -> Any:
     if run.stored.is_gang:
-        from muster.api.look.ranks import rank_failures
+        from muster.gang.failures import rank_failures
 
-        report, found = rank_failures(run.folder)
-        errors = [{"rank": rank, **asdict(error)} for rank, error in found.items()]
-        return {"report": list(report), "errors": errors}
+        found = rank_failures(run.folder)
+        errors = [{"rank": rank, **asdict(error)} for rank, error in found.errors.items()]
+        return {"report": list(found.report), "errors": errors}
     return [group._asdict() for group in run.failures()]
 
 
@@ -313,9 +313,10 @@ def _show_errors(run: Run) -> int:
 
 
 def _rank_errors(run: Run) -> int:
-    from muster.api.look.ranks import rank_failures
+    from muster.gang.failures import rank_failures
 
-    report, found = rank_failures(run.folder)
+    failures = rank_failures(run.folder)
+    report, found = failures.report, failures.errors
     if not (report or found):
         output.say("No rank has failed.")
         return 0
@@ -324,7 +325,7 @@ def _rank_errors(run: Run) -> int:
         for line in report:  # of a rank that was killed, and so could not write anything down
             output.say(line)
     for rank, error in found.items():
-        output.say(f"rank {rank}: {error.text}")
+        output.say(f"{failures.who(rank)}: {error.text}")
         for frame in error.frames:
             output.say(f"  {frame}")
         output.say(f"  what it printed: muster logs {shell_word(run.path)} {rank}")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.api.launch import Audience
-from muster.api.map import MapPreview, preview, run_map
-from muster.api.maps.job import Mapped, folder_of
 from muster.base.clock import human_duration
+from muster.base.flags import wants_help
+from muster.base.late_modules import imported_to_stay
 from muster.base.shown_text import count, shell_word
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
 from muster.cli.recipes import vet_new
+
+if TYPE_CHECKING:
+    from muster.api.map import MapPreview
+    from muster.api.maps.job import Mapped
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -33,11 +36,17 @@ Examples:
 
 
 def main(argv: list[str]) -> int:
+    if not wants_help(argv):  # which needs a third less
+        imported_to_stay("muster.api.map")
     return start(flags_of_map(argv, _HELP), ("muster", "map", *argv))
 
 
 def start(flags: Parsed, typed: Sequence[str]) -> int:
     """Do what the flags say. ``typed``: the command line that goes into the record."""
+    from muster.api.launch import Audience
+    from muster.api.map import preview, run_map
+    from muster.api.maps.job import folder_of
+
     parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)

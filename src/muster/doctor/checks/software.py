@@ -171,6 +171,8 @@ def device_order(facts: Facts) -> Iterator[Finding]:
         yield ok("CUDA numbers the GPUs as nvidia-smi does.")
 
 
+#: Seconds after which an import of torch that was cut off is worth a warning.
+_LONG_IMPORT_S = 5.0
 #: The oldest Linux driver that runs programs of a CUDA major version ("minor version
 #: compatibility", NVIDIA CUDA Compatibility guide, table 1).
 _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -178,8 +180,10 @@ _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 def torch_build(facts: Facts) -> Iterator[Finding]:
     """torch is there, and built for this kind of GPU and this driver."""
-    torch = facts.torch
-    if torch.version is None and torch.run.error in (None, NO_TORCH):
+    torch, run = facts.torch, facts.torch.run
+    name = f"torch {torch.version}" if torch.version else "torch"
+    is_import = run.at in (None, "importing torch")
+    if torch.version is None and run.status != "hung" and run.error in (None, NO_TORCH):
         yield (warning if working_gpus(facts) else note)(
             what="torch is not installed.",
             why="Sweeps and maps of what needs no torch run; trainings, `muster run` and most "
@@ -188,22 +192,22 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
             "--python PATH …",
         )
         return
-    if torch.version is None:
+    was_cut = run.status in ("hung", "skipped") and run.seconds > 0
+    if torch.version is None and not was_cut:
         yield error(
-            what=f"torch cannot be used: {torch.run.error}.",
+            what=f"torch cannot be used: {run.error}.",
             why="No PyTorch program runs.",
             fix="Reinstall torch.",
         )
         return
-    if torch.run.status in ("failed", "hung"):
-        is_import = torch.run.at in (None, "importing torch")
+    if run.status in ("failed", "hung"):
         how = (
-            f"does not start: {torch.run.reason}"
-            if torch.run.status == "failed"
-            else f"was still {torch.run.at or 'starting'} after {torch.run.seconds:.0f} s."
+            f"does not start: {run.reason}"
+            if run.status == "failed"
+            else f"was still {run.at or 'starting'} after {run.seconds:.0f} s."
         )
         yield error(
-            what=f"torch {torch.version} {how}",
+            what=f"{name} {how}",
             why="No PyTorch program runs.",
             fix="Reinstall torch; a library that LD_LIBRARY_PATH puts before torch's own is the "
             "most frequent cause. From a slow disk, a first import may just need --time-limit 3m."
@@ -212,8 +216,17 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
             "reset the GPU or reboot.",
         )
         return
-    if not facts.is_quick:
-        yield from probe_trouble(torch.run, "The start of torch")
+    if run.status == "skipped" and is_import and run.seconds >= _LONG_IMPORT_S:
+        yield warning(
+            what=f"The start of {name} was not examined: {run.error}.",
+            why="An import takes a second or two, and longer from a slow disk. One that never ends "
+            "would keep every PyTorch program from starting.",
+            fix="Give more time: --time-limit 60 tells whether it hangs.",
+        )
+    elif not facts.is_quick:
+        yield from probe_trouble(run, "The start of torch")
+    if torch.version is None:
+        return
     for vendor, build, index in (
         ("nvidia", torch.cuda_build, "cu126"),
         ("amd", torch.hip_build, "rocm6.4"),

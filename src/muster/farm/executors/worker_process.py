@@ -353,9 +353,10 @@ class Worker:
     def _unsent(self) -> Iterator[tuple[list[Any], bytes]]:
         """Of a worker that is gone: results that waited, without those that it had just sent."""
         if self.memory is not None:
-            for header, body in wire.unpack(bytearray(held_results.left_in(self.memory))):
-                if _TASK_AND_TOKEN(wire.read_finished(header, body)) not in self.recent:
-                    yield header, body
+            for frame in wire.unpack(bytearray(held_results.left_in(self.memory))):
+                finished = wire.read_results(*frame)
+                new = [one for one in finished if _TASK_AND_TOKEN(one) not in self.recent]
+                yield [wire.RESULTS, new], b""
 
     def read(self, events: list[Event], *, is_last: bool = False) -> None:
         """Add what it has sent as events. ``is_last``: it is gone."""
@@ -367,8 +368,8 @@ class Worker:
         finished: list[Finished] = []
         for header, body in frames:
             match header[0]:
-                case wire.RESULT:
-                    finished.append(wire.read_finished(header, body))
+                case wire.RESULT | wire.RESULTS:
+                    finished += wire.read_results(header, body)
                 case wire.PROGRESS:
                     events.append(Progress(self.worker_id, *header[1:]))
                 case wire.METRICS:

@@ -18,11 +18,11 @@ from muster.pipeline.sinks.lines import MARK, MARK_IN_JSON, Carried, num_behind,
 from muster.pipeline.sources.columnar import Again
 from muster.pipeline.sources.text import has_long_number
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
 #: What a look reads at once: what it leaves out of a large value is then not read at all.
 _LOOK_BYTES = 1 << 13
 BATCH_ROWS = 1024
-_BATCH_VALUES = 1 << 18
+_BATCH_VALUES = 1 << 15
 
 
 class Part(NamedTuple):

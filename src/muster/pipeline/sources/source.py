@@ -224,6 +224,8 @@ def permutation(count: int, *key: int) -> list[int]:
 DEFAULT_ROWS = 10_000
 #: A small input still has work for many workers, in shards that are worth a batch or several.
 DEFAULT_SHARDS = 64
+#: For fewer workers fewer: each shard costs some milliseconds, and the last ones are divided.
+SHARDS_PER_WORKER = 8
 LEAST_ROWS = 256
 
 
@@ -232,7 +234,8 @@ class Source:
     """Made by ``table.open_input``; opened again from ``describe()`` it is the same.
 
     Without ``folder``, ``shards`` looks for its cuts each time. ``left_out``: of the files that
-    were named, in words, where it has just been opened.
+    were named, in words, where it has just been opened. ``num_shards``: into how many an input is
+    cut whose shards are neither too small nor too large then.
     """
 
     description: Mapping[str, Any]
@@ -241,6 +244,7 @@ class Source:
     conditions: tuple[Condition, ...] = ()
     folder: Path | None = None
     left_out: str = ""
+    num_shards: int = DEFAULT_SHARDS
 
     def describe(self) -> Mapping[str, Any]:
         """JSON: kind, columns, selection, and of each file path, size, time and sampled hash."""
@@ -260,8 +264,8 @@ class Source:
         return None if footer is None or not self.files else footer(self.files[0])
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
-        """Shards of ``rows_per_shard`` rows, by default a 64th of the selected rows but 256 to
-        10,000, and of 32 MiB at most. The first call scans the input, up to the last row of
+        """Shards of ``rows_per_shard`` rows, by default the selected rows by ``num_shards`` but 256
+        to 10,000, and of 32 MiB at most. The first call scans the input, up to the last row of
         ``limit``.
         """
         if self.folder is not None:
@@ -330,7 +334,7 @@ class Source:
             num_rows = max(0, num_rows - selection.skip)
             if selection.limit is not None:
                 num_rows = min(num_rows, selection.limit)
-        num_shards = min(DEFAULT_SHARDS, max(1, num_rows // LEAST_ROWS))
+        num_shards = min(self.num_shards, max(1, num_rows // LEAST_ROWS))
         rows = max(1, -(-num_rows // num_shards))
         return index if rows >= DEFAULT_ROWS else self._cut(folder, rows)
 
