@@ -27,7 +27,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TASKS, REVOKE, STOP, SETUP = "task", "tasks", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
-RESULTS = "results"  # what `unpack` makes of those without a header
+RESULTS = "rs"  # what `unpack` makes of those without a header; no frame is called so
 UNFIT, STOP_TASK = "unfit", "stop_task"
 METRICS, CONFIRMED = "metrics", "confirmed"
 
@@ -62,6 +62,8 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
                 )
             else:
                 finished, end = _read_plain(data, position)
+                if not finished:
+                    raise ValueError(f"a frame of {length} bytes is no result")
                 yield [RESULTS, finished], b""
             position = end
     finally:

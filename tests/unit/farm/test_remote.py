@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import given
@@ -63,11 +63,17 @@ FINISHED = st.builds(
     trace=st.just(""), signal=st.none() | st.integers(1, 64), poisoned=st.booleans(),
     files=st.booleans(),
 )  # fmt: skip
+#: Which Ray's pilots write without a header.
+PLAIN = FINISHED.map(
+    lambda one: one._replace(
+        outcome=Outcome.OK, message="", signal=None, poisoned=False, files=False, on_device=False
+    )
+)
 PARAMS = st.dictionaries(TEXT, st.integers(-99, 99) | TEXT, max_size=3)
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(WorkerReady, IDS, IDS),
     st.builds(TargetBroken, IDS, TEXT, TEXT),
-    st.builds(Results, IDS, st.lists(FINISHED, max_size=4)),
+    st.builds(Results, IDS, st.lists(FINISHED | PLAIN, max_size=4)),
     st.builds(Returned, IDS, st.lists(IDS, max_size=4)),
     st.builds(Progress, IDS, IDS, TEXT, st.dictionaries(TEXT, NUMBERS, max_size=2)),
     st.builds(Logged, IDS, IDS, IDS, IDS, st.binary(max_size=80)),
@@ -169,10 +175,17 @@ def test_commands_reach_the_executor_as_they_were_given(
     assert reader.is_closed
 
 
-@given(st.lists(EVENTS, max_size=6), st.data())
-def test_events_come_back_as_they_were_reported(events: list[Event], data: st.DataObject) -> None:
+@given(
+    st.lists(EVENTS, max_size=6),
+    st.sampled_from([wire.pack_finished, wire.pack_plain]),  # by Slurm's pilots, and by Ray's
+    st.data(),
+)
+def test_events_come_back_as_they_were_reported(
+    events: list[Event], pack_finished: Callable[[Finished], bytes], data: st.DataObject
+) -> None:
     reader, buffer, found = EventReader(), bytearray(), []
-    for piece in pieces(b"".join(map(pack_event, events)), data):
+    stream = b"".join(pack_event(event, pack_finished) for event in events)
+    for piece in pieces(stream, data):
         buffer += piece
         found += list(reader.read(wire.unpack(buffer)))
     assert found == events

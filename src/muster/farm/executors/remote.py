@@ -181,12 +181,12 @@ class EventReader:
 
     def read(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for header, body in frames:
-            if header[0] != wire.RESULT:
+            if header[0] not in (wire.RESULT, wire.RESULTS):
                 event = self._event(header, body)
                 if event is not None:
                     yield event
                 continue
-            self._finished.append(wire.read_finished(header, body))
+            self._finished += wire.read_results(header, body)
             if len(self._finished) == self._missing:
                 yield Results(self._worker_id, self._finished)
 
