@@ -103,7 +103,8 @@ def test_results_without_a_header_may_be_torn_anywhere(
 ) -> None:
     """And stand between other frames."""
     stream = b"".join(
-        wire.pack_plain(one) if isinstance(one, Finished) else wire.pack(*one) for one in sent
+        wire.pack_plain(one) if isinstance(one, Finished) else wire.pack(one[0], one[1])
+        for one in sent
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     buffer, found = bytearray(), list[object]()
