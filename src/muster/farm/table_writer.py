@@ -39,8 +39,11 @@ class TableWriter:
         if self._ahead is not None:
             code, said = _told(self._ahead)
             self._ahead = None
-        if code == NOT_TOLD:
-            code, said = _told(_start(self._folder))
+        if code != 0:  # by another: that one was told too late, or somebody has ended it
+            try:
+                code, said = _told(_start(self._folder))
+            except OSError as error:  # no room for one more process
+                said = f"its process could not be started: {error.strerror}.".encode()
         if code != 0:
             reason = said.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise SetupError(

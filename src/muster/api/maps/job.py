@@ -105,9 +105,7 @@ class Mapped:
 CHUNKS = "muster.pipeline.chunk"
 
 
-def open_source(
-    job: MapJob, options: SweepOptions, folder: Path, home: RunFolder | None
-) -> Source:
+def open_source(job: MapJob, options: SweepOptions, folder: Path, home: RunFolder | None) -> Source:
     """``home``: the folder of the run, which may have been begun; None for a run from the start."""
     fixed = read_run(home).fixed if home is not None and home.exists() else None
     source = open_input(job.input, job.selection, job.options, folder, _known_files(fixed or {}))
