@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _RARELY = 50_000
+_lock = threading.Lock()
+_often: list[int] = []  # what was set before the first of those that are within, in any thread
+_num_within = 0
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
     """Look after so many new objects, and not after 700, where many come and go by hundreds."""
-    often, *others = gc.get_threshold()
-    if often:  # 0: somebody wants no looks at all
-        gc.set_threshold(max(often, _RARELY), *others)
+    global _num_within
+    with _lock:
+        _num_within += 1
+        if _num_within == 1:
+            _often[:] = gc.get_threshold()
+            if _often[0]:  # 0: somebody wants no looks at all
+                gc.set_threshold(max(_often[0], _RARELY), *_often[1:])
     try:
         yield
     finally:
-        gc.set_threshold(often, *others)
+        with _lock:
+            _num_within -= 1
+            if not _num_within:
+                gc.set_threshold(*_often)
 
 
 @contextmanager

@@ -39,7 +39,10 @@ class TableWriter:
         if ahead is not None and _told(ahead)[0] == 0:
             return
         # None was begun, or it has waited for too long, or something has ended it meanwhile.
-        code, said = _told(_start(self._folder))
+        try:
+            code, said = _told(_start(self._folder))
+        except OSError as error:  # no room for one more process
+            code, said = 1, f"its process could not be started: {error.strerror}.".encode()
         if code != 0:
             reason = said.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise SetupError(

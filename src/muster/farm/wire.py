@@ -61,6 +61,8 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
                 )
             else:
                 finished, end = _read_plain(data, position)
+                if not finished:
+                    raise ValueError(f"a frame of {length} bytes is no result")
                 yield [PLAIN, finished], b""
             position = end
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from muster.farm.executors.ray_lean import GivenUpError, lean
+from muster.farm.executors.ray_lean import NOBODY, GivenUpError, lean
 
 
 def ray_of(wait: Any) -> Any:
@@ -53,3 +56,29 @@ def test_a_raylet_gets_nobody_for_its_agents_and_as_many_workers_as_are_wanted()
     assert program == "raylet" and "python" not in agent
     assert rest == ["--num_prestart_python_workers=2",
                     "--python_worker_command=fork python w=1", "--port=1"]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no shell")
+def test_a_stand_in_ends_with_the_raylet_that_holds_its_input() -> None:
+    """A raylet that was killed left two sleeping processes, for ever."""
+    nobody = subprocess.Popen([*shlex.split(NOBODY), "--added=1"], stdin=subprocess.PIPE)
+    assert nobody.stdin is not None
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            nobody.wait(0.2)  # the raylet would end with it
+        nobody.stdin.close()
+        assert nobody.wait(20) == 0
+    finally:
+        nobody.kill()
+        nobody.wait()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no shell")
+def test_a_stand_in_stays_where_the_raylet_holds_no_input() -> None:
+    nobody = subprocess.Popen(shlex.split(NOBODY), stdin=subprocess.DEVNULL)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            nobody.wait(0.2)
+    finally:
+        nobody.kill()
+        nobody.wait()

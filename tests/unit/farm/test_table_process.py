@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.farm.test_plain_blocks import HOSTILE, Values, make_run
 
+from muster.base.errors import SetupError
 from muster.farm.export import refresh
 from muster.farm.table_process import AHEAD
 from muster.farm.table_writer import TableWriter, exporter
@@ -89,3 +90,14 @@ def test_a_process_that_waits_in_vain_ends(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (1, b"")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_finds_no_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", lambda number: {"x": number}, _floats)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with closing(TableWriter(folder)) as writer:
+        writer.begin()
+        with pytest.raises(SetupError, match=r"All results are in .* could not be started: "):
+            writer.write()

@@ -95,6 +95,37 @@ def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
     )
 
 
+PLAIN = st.builds(
+    lambda number, value: Finished(number, 1, Outcome.OK, 0.5, 0.25, 0, 1, None, value),
+    st.integers(1, 2**40),
+    st.binary(max_size=80),
+)
+
+
+@given(st.lists(PLAIN | st.tuples(HEADERS, st.binary(max_size=80)), max_size=8), st.data())
+def test_results_without_a_header_may_be_torn_anywhere(
+    sent: list[Finished | tuple[list[object], bytes]], data: st.DataObject
+) -> None:
+    """And stand between other frames."""
+    stream = b"".join(
+        wire.pack_plain(one) if isinstance(one, Finished) else wire.pack(one[0], one[1])
+        for one in sent
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    buffer, found = bytearray(), list[object]()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        buffer += stream[start:end]
+        for frame in wire.unpack(buffer):
+            found += wire.read_results(*frame) if frame[0][0] == wire.PLAIN else [frame]
+    assert found == sent
+    assert buffer == b""
+
+
+def test_what_is_no_result_is_refused_and_not_read_for_ever() -> None:
+    with pytest.raises(ValueError, match="no result"):
+        list(wire.unpack(bytearray(64)))
+
+
 @given(
     st.lists(
         st.builds(

@@ -314,13 +314,14 @@ class Housekeeping:
         if self._exporter is not None and self._exporter.poll() is None:
             return
         argv, environment = exporter(self._folder)
-        self._exporter = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        with suppress(OSError):  # no room for one more process: the next one may have it
+            self._exporter = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
 
 
 class PerGpuAuto:

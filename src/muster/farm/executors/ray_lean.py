@@ -4,7 +4,7 @@ Ray's own start of a head takes up to ten seconds of processor time, most of it 
 dashboard that starts, and is waited for, also where none is wanted, a log monitor, an autoscaler,
 and two agents of the raylet that import Ray as well. What is left is the control store and the
 raylet. The agents serve metrics, dashboards and runtime environments, of which a run has none:
-sleeping processes stand in for them, as the raylet ends with its agents.
+waiting processes stand in for them, as the raylet ends with its agents, and they with it.
 
 The module ``ray`` comes in as a value.
 """
@@ -23,7 +23,8 @@ from muster.farm.executors import ray_pilot
 
 #: Flags of the raylet that start its agents; it adds words of its own behind the command.
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
-_NOBODY = 'sh -c "exec cat"'  # which ends with the raylet: that holds the other end of its input
+#: Ends with who kills it, and with its standard input, which the raylet holds while it lives.
+NOBODY = 'sh -c "[ -p /dev/stdin ] && exec cat > /dev/null; exec sleep 2147483647"'
 _PRESTART = "--num_prestart_python_workers"
 _WORKER = "--python_worker_command"
 _AGENT_PORTS = (
@@ -123,7 +124,7 @@ def lean(
 
     def start_lean(command: list[str], *arguments: Any, **named: Any) -> Any:
         go_on()
-        instead = {**dict.fromkeys(_AGENTS, _NOBODY), _PRESTART: workers}
+        instead = {**dict.fromkeys(_AGENTS, NOBODY), _PRESTART: workers}
         words = []
         for word in command:
             flag, _, value = word.partition("=")
