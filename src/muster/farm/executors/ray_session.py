@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
+_LOOK_EVERY_S = 1.0
 #: What a start of Ray may take to come up, or to end once what it waits for is gone.
 _COME_UP_S, _GIVE_UP_S = 10.0, 10.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
@@ -56,6 +58,7 @@ class RaySession:
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._is_noted = False  # the error, and it is raised with the next look
+        self._look_s = 0.0  # when the processes of a cluster on this machine are looked at again
         self._restore = contextlib.ExitStack()  # what is Ray's and was changed
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -82,6 +85,7 @@ class RaySession:
         """
         if self._is_ready:
             self._look_at_hosts()
+            self._look_at_ours()
             return True
         if self._is_ours and not self._is_joined:
             if self._hosts is not None and not self._hosts.has_head(timeout_s):
@@ -99,6 +103,21 @@ class RaySession:
     def _look_at_hosts(self) -> None:
         if not self._is_complete and self._hosts is not None and self._hosts.is_up(0.0):
             self._check_room()
+
+    def _look_at_ours(self) -> None:
+        """SetupError where a process of the cluster on this machine has ended: no worker would ever
+        get room again.
+        """
+        if self._folder is None or time.monotonic() < self._look_s:
+            return
+        self._look_s = time.monotonic() + _LOOK_EVERY_S
+        node = self.ray._private.worker._global_node
+        if node is not None and (dead := node.dead_processes()):
+            names = ", ".join(name for name, _ in dead)
+            raise SetupError(
+                f"Ray on this machine has ended: its {names} is gone.",
+                hint="what is finished is kept, and the same command goes on.",
+            )
 
     def _check_room(self) -> None:
         check_room(_resources(self.ray), self._request, self._request.address)
