@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ from muster.base.settings import kept_environment
 from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
-from muster.farm.executors.ray_lean import ENVIRONMENT, lean, replaced
+from muster.farm.executors.ray_lean import ENVIRONMENT, at_loopback, lean
 from muster.farm.executors.ray_links import ADDRESS
 from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
-_LOOK_EVERY_S = 1.0
 #: What a start of Ray may take to come up, or to end once what it waits for is gone.
 _COME_UP_S, _GIVE_UP_S = 10.0, 10.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
@@ -58,7 +56,6 @@ class RaySession:
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._is_noted = False  # the error, and it is raised with the next look
-        self._look_s = 0.0  # when the processes of a cluster on this machine are looked at again
         self._restore = contextlib.ExitStack()  # what is Ray's and was changed
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -108,10 +105,7 @@ class RaySession:
         """SetupError where a process of the cluster on this machine has ended: no worker would ever
         get room again.
         """
-        if self._folder is None or time.monotonic() < self._look_s:
-            return
-        self._look_s = time.monotonic() + _LOOK_EVERY_S
-        node = self.ray._private.worker._global_node
+        node = None if self._folder is None else self.ray._private.worker._global_node
         if node is not None and (dead := node.dead_processes()):
             names = ", ".join(name for name, _ in dead)
             raise SetupError(
@@ -373,13 +367,6 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 
 
 # ---------------------------------------------------------------- manners
-
-
-@contextlib.contextmanager
-def at_loopback(ray: Any) -> Iterator[None]:
-    """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
-    with replaced(ray._private.services, resolve_ip_for_localhost=lambda host: host):
-        yield
 
 
 def _short_folder() -> str:
