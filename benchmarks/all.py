@@ -49,11 +49,11 @@ class Run:
 RUNS = {
     "agent_client": Run(2.0),
     "chaos": Run(3.0, "--peer-limit 60"),
-    "checkpoint_stall": Run(9.0, "--repeats 9"),
+    "checkpoint_stall": Run(4.0, "--repeats 20"),
     "cluster_overhead": Run(2.5, "--repeats 1"),
     "dashboard": Run(2.5, "--only browser files idle memory --repeats 5 "
                           "--memory-minutes 1.5 --idle-seconds 15"),
-    "dashboard-viewers": Run(2.5, "--only viewers --repeats 2", "dashboard"),
+    "dashboard-viewers": Run(3.0, "--only viewers --repeats 3", "dashboard"),
     "ddp_throughput": Run(3.0, "--only turns ddp --repeats 2 "
                                "--peers raw muster accelerate lightning hf"),
     "farm_overhead": Run(2.0, "--repeats 3"),
@@ -87,7 +87,7 @@ RUNS = {
     "ssvae_ensemble": Run(3.0, "--cases exact-5 supervised-75 --repeats 1 "
                                "--forms"),
     "startup": Run(1.2),
-    "trackers": Run(3.5, "--seconds 30"),
+    "trackers": Run(7.0, "--seconds 60"),
 }  # fmt: skip
 #: Without a goal, against another commit, or longer than an hour allows: run where asked for.
 ASKED_FOR = {

@@ -15,11 +15,12 @@ looks at its table.
 The viewers ask as pages do, and share the processors with the sweep. Machines drift within seconds
 by more than the goal, so the server of the pages is stopped for a tenth of a second and goes on for
 as long, in turn. In stretches of 5 s the spans in which it goes on are compared with those in which
-it is stopped: by tasks per second, and by the processor time of a task (that of the sweep's
-processes and of the server), which is told from what else the machine does. The medians of the
-ratios are judged by their 95 % intervals. What happened while it was stopped the server tells
-afterwards, so this is up to twice what viewers cost. Until 28 November 2026 slices of two seconds
-with viewers and without were compared, by tasks per second alone.
+it is stopped: by tasks per second, and by processor time, which is told from what else the machine
+does: what the sweep's processes use for a task, and the server's share of all cores, which the
+sweep has otherwise. The medians of the ratios are judged by their 95 % intervals. What happened
+while it was stopped the server tells afterwards, so this is up to twice what viewers cost. Until
+28 November 2026 slices of two seconds with viewers and without were compared, by tasks per second
+alone.
 
 `others`: 50 curves of 2,000 points in one page of ours and of each dashboard that is installed: the
 first contentful paint, when the picture changed last, the bytes until then, and the bytes a second
@@ -62,7 +63,7 @@ from muster.web.folder import id_of
 
 Record = dict[str, float]
 STATIC = Path(muster.__file__).parent / "web/static"
-VIEWERS = ("cost of 10 viewers, tasks/s, %", "cost of 10 viewers, processor time of a task, %")
+VIEWERS = ("cost of 10 viewers, tasks/s, %", "cost of 10 viewers, processor time, %")
 #: How long the server of pages is stopped or goes on, in turn; what is compared.
 SPAN_S, STRETCH_S = 0.1, 5.0
 GOALS = {
@@ -316,13 +317,12 @@ def viewers_cost(spans: Sequence[Span], ended: Sequence[float]) -> list[Cost]:
         if min(tasks.values()) == 0:
             continue
         rates = {goes_on: tasks[goes_on] / wall[goes_on] for goes_on in tasks}
-        per_task = {
-            goes_on: (sweep_s[goes_on] + server_s[goes_on]) / tasks[goes_on] for goes_on in tasks
-        }
+        per_task = {goes_on: sweep_s[goes_on] / tasks[goes_on] for goes_on in tasks}
+        cores = os.cpu_count() or 1
         found.append(
             Cost(
                 100 * (1 - rates[True] / rates[False]),
-                100 * (per_task[True] / per_task[False] - 1),
+                100 * (per_task[True] / per_task[False] - 1 + server_s[True] / wall[True] / cores),
                 100 * sum(server_s.values()) / sum(wall.values()),
             )
         )

@@ -11,9 +11,10 @@ says which one begins with the point. The difference of the halves is what the c
 that it does to the work behind it. What comes later, or elsewhere, is added as processor time: that
 of the worker's other threads, which send twice a second and whose time is taken for lost to the
 work, and under "processor time" that of the coordinator; of both what is beyond that in stretches
-without points, which alternate with the others. All are shares of the processor time of the work,
-one figure from each pair of stretches of 3 s: the median with its 95 % interval. "Without points"
-is the difference of the halves where nothing is logged: what is only scatter.
+without points, which alternate with the others. Both act by the clock, so theirs are shares of the
+wall time, all of which the work has on a machine that does nothing else. Each figure is one of a
+pair of stretches of 3 s: the median with its 95 % interval. "Without points" is the difference of
+the halves where nothing is logged: what is only scatter.
 
 Until 28 November 2026 half seconds with points were compared with half seconds without: on a
 machine that drifts the interval was six percent wide, and the coordinator's time was not in it.
@@ -115,7 +116,7 @@ def loops_of_5_ms() -> int:
 
 
 class Cost(NamedTuple):
-    """Of a pair of stretches, in percent of the work's processor time."""
+    """Of a pair of stretches, in percent."""
 
     wall: float
     processor: float
@@ -133,7 +134,7 @@ def cost_of(silent: dict[str, Any], logging: dict[str, Any]) -> Cost:
         return median((point - without) / (2 * without) for without, point in halves)
 
     def beside(stretch: dict[str, Any], seconds: float) -> float:
-        return seconds / sum(sum(block["cpu"]) for block in stretch["blocks"])
+        return seconds / sum(sum(block["wall"]) for block in stretch["blocks"])
 
     def of_threads(stretch: dict[str, Any]) -> float:
         return beside(stretch, sum(block["others"] for block in stretch["blocks"]))

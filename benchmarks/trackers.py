@@ -7,7 +7,7 @@ A sweep on all cores but one works in pieces of 1 ms and logs a point after ten 
 second from each task; it is run with each tracker, and with an MLflow server that takes connections
 and never answers. A machine's speed drifts by several percent within seconds, which hides a cost
 below one. So once a tracker has begun, its processes are stopped for 25 ms and go on for as long,
-in turn, while the run works. In stretches of 5 s, those that go on are compared with those that
+in turn, while the run works. In stretches of 2.5 s, those that go on are compared with those that
 are stopped: by the mean time of a piece, as a tracker works now and then. The cost is the median of
 these ratios with its 95 % interval; where that has the goal in it, the goal is not judged. What was
 logged while they were stopped they send afterwards, so this is up to twice what a tracker costs
@@ -48,7 +48,7 @@ from muster.api.trackers.tracker import TRACKERS
 
 GOAL_PERCENT, END_GOAL_S = 1.0, 31.0
 #: How long a tracker is stopped or goes on; how long that takes to be so; what is compared.
-SPAN_S, SETTLE_S, STRETCH_S = 0.025, 0.002, 5.0
+SPAN_S, SETTLE_S, STRETCH_S = 0.025, 0.002, 2.5
 #: A tracker imports its library, and makes what it sends to, before it is measured.
 START_S = 10.0
 TARGET = """

@@ -72,6 +72,8 @@ IDLE = {
     "muster.base.reaper": {"dataclasses", "inspect", "json", "secrets", "subprocess", "tempfile"},
     "muster.farm.worker.main": {"logging", "pickle", "secrets", "subprocess", "tempfile"},
     "muster.cli.main": {"dataclasses", "difflib", "inspect", "json", "logging", "pathlib"},
+    # The help of a map needs nothing of what runs one.
+    "muster.cli.commands.map": {"muster.api.map", "muster.api.launch", "muster.farm.plan"},
     # A dry run needs no more than this module.
     "muster.cli.commands.sweep": {
         "csv", "ctypes", "difflib", "email", "filelock", "importlib.metadata", "logging", "queue",

@@ -60,17 +60,19 @@ def test_processor_time_is_that_of_the_process_that_is_asked_for() -> None:
 
 def test_what_points_cost_is_the_difference_of_halves_with_threads_and_coordinator() -> None:
     cost_of = of_benchmark("metrics")["cost_of"]
-    block = {"wall": [1.0, 1.02], "cpu": [1.0, 1.01], "inside": 0.005, "others": 0.0201}
+    block = {"wall": [1.0, 1.02], "cpu": [1.0, 1.01], "inside": 0.005, "others": 0.02}
     without = {"wall": [1.0, 1.0], "cpu": [1.0, 1.0], "inside": 0.0, "others": 0.01}
-    # A moment in which something else ran is in one block.
+    # A moment in which something else ran is in one block, where it makes 10 s of 2.
     torn = {**block, "wall": [1.0, 9.0]}
+    wall_s = 4 * 2.02 + 10
     cost = cost_of(
         {"blocks": [without] * 5, "coordinator": 0.05},
-        {"blocks": [block, torn, block, block, block], "coordinator": 0.1005},
+        {"blocks": [block, torn, block, block, block], "coordinator": 0.01 * wall_s},
     )
-    assert cost.wall == pytest.approx(1.0 + 0.5)
-    assert cost.processor == pytest.approx(0.5 + 0.5 + 0.5)
-    assert cost.inside == pytest.approx(100 * 0.005 / 2.01) and cost.nothing == 0.0
+    threads = 100 * (5 * 0.02 / wall_s - 5 * 0.01 / 10)
+    assert cost.wall == pytest.approx(1.0 + threads)
+    assert cost.processor == pytest.approx(0.5 + threads + 0.5)
+    assert cost.inside == pytest.approx(100 * 5 * 0.005 / wall_s) and cost.nothing == 0.0
 
 
 def test_what_viewers_cost_is_told_from_the_spans_in_which_their_server_is_stopped() -> None:
@@ -91,7 +93,8 @@ def test_what_viewers_cost_is_told_from_the_spans_in_which_their_server_is_stopp
     costs = benchmark["viewers_cost"](spans, ended)
     assert len(costs) == 1, "half a stretch is none"
     assert costs[0].rate == pytest.approx(1.0)
-    assert costs[0].processor == pytest.approx(100 * (0.081 / 99 / (0.08 / 100) - 1))
+    of_server = 0.001 / span_s / (os.cpu_count() or 1)
+    assert costs[0].processor == pytest.approx(100 * (100 / 99 - 1 + of_server))
     assert costs[0].server == pytest.approx(100 * 0.0005 / span_s)
 
 

@@ -480,6 +480,9 @@ def test_changed_flags_are_named_and_restart_begins_again(place: Path) -> None:
     anew = run(*words, "--factor", "7", "--restart", "--overwrite")
     assert anew.returncode == 0, anew.stderr
     assert rows(place / "out.jsonl")[3]["y"] == 21
+    (place / "out.jsonl").write_text("edited\n")
+    refused = run(*words, "--factor", "7")  # --overwrite alone has nothing to write it from
+    assert refused.returncode == 2 and "--restart --overwrite" in refused.stderr
 
 
 def test_a_finished_run_notices_changes_and_can_begin_again(place: Path) -> None:

@@ -407,7 +407,7 @@ def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path:
             took_s = time.monotonic() - begun
         assert process.returncode == 130, said
         assert "Traceback" not in said
-        assert took_s < 40, said
+        assert took_s < 15, said  # 2 s on a quiet machine
         assert not _mentioning(scratch)
         assert not list(scratch.glob("muster-ray-*"))
     finally:

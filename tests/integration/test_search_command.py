@@ -414,3 +414,28 @@ def test_a_grid_begins_a_search_and_a_search_a_grid(tmp_path: Path, muster_main:
     assert sum(counts(tmp_path / "runs" / "it").values()) == 7
     assert muster_main(*search).returncode == 0
     assert sum(counts(tmp_path / "runs" / "it").values()) == 7
+
+
+def test_a_search_goes_on_with_a_larger_budget_as_add_says(
+    tmp_path: Path, muster_main: Main
+) -> None:
+    (tmp_path / "f.py").write_text(
+        "import muster\ndef f(x: float):\n    return {'y': x}\n"
+        "if __name__ == '__main__':\n"
+        "    space = {'x': muster.Space.uniform(0, 1)}\n"
+        "    muster.sweep(f, space=space, minimize='y', trials=2, try_={'x': 0.5},\n"
+        "                 devices='cpu:1', run_dir='called')\n"
+    )
+    subprocess.run([sys.executable, "f.py"], cwd=tmp_path, check=True)
+    typed = ("--space", "x=uniform(0,1)", "--minimize", "y", "--trials", "2", "--devices", "cpu:1")
+    assert muster_main("sweep", "f.py:f", *typed, "--run-dir", "typed").returncode == 0
+    for name in ("called", "typed"):
+        refused = muster_main("add", name, "--grid", "x=1")
+        line = f"muster resume {name} --trials "
+        assert refused.returncode == 2 and line in refused.stderr
+        done = muster_main(*line.split()[1:], "4")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(muster_main("status", name, "--json").stdout)["num_done"] == 4
+    assert muster_main("sweep", "f.py:f", "--grid", "x=1", "--run-dir", "plain").returncode == 0
+    refused = muster_main("resume", "plain", "--trials", "4")
+    assert refused.returncode == 2 and "without a search" in refused.stderr

@@ -120,3 +120,7 @@ def test_without_matplotlib_a_training_ends_with_its_model_and_a_remark(
     assert "pip install 'muster-gpu[figures]'" in done.stdout
     assert results(tmp_path / "run")["steps"] == 3
     assert not (tmp_path / "run/curves.png").exists()
+    fewer = (*FEW, "--max-steps", "2")
+    done = muster_cli("train", "digits", "--devices", "cpu:1", "--run-dir", "run", *fewer)
+    assert done.returncode == 0, done.stderr
+    assert "none to go: it has taken 3, and 2 are asked for now" in done.stdout

@@ -106,3 +106,7 @@ def check(
     assert {line["step"] for line in steps} == set(range(1, last + 1))
     why = muster_cli("why", "run").stdout
     assert words.partition(": ")[2] in why, why
+    # It has taken steps, so it has failed, and was not refused at its start.
+    assert why.startswith("run: failed"), why
+    if how == "nan":
+        assert "There is no checkpoint." in why and "goes on from" not in why, why

@@ -138,3 +138,19 @@ def test_a_sweep_without_numbers_says_how_to_hand_them_over(
     assert "MUSTER_TASK_DIR" in muster_main("sweep", "--help").stdout
     function = muster_main("sweep", "prog.py:helper", "--grid", "x=1", "--devices", "cpu:1")
     assert "No task" not in function.stdout
+
+
+def test_files_that_are_called_as_modules_are_do_not_keep_workers_from_starting(
+    muster_main: MusterMain, tmp_path: Path
+) -> None:
+    for name in ("types.py", "queue.py", "logging.py", "muster.py"):
+        (tmp_path / name).write_text('raise RuntimeError("not that one")\n')
+    (tmp_path / "beside.py").write_text("FACTOR = 3\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "t.py").write_text(
+        "import beside\ndef f(x: int):\n    return {'y': beside.FACTOR * x}\n"
+    )
+    words = ("--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r")
+    done = muster_main("sweep", "sub/t.py:f", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r" / "results.csv").read_text().splitlines()[1].startswith("2,6,")

@@ -346,7 +346,7 @@ def sweep(
     shell: bool = False,
     metrics_from: str = "",
     show: Show | None = None,
-    try_: Iterable[Mapping[str, Any]] = (),
+    try_: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
     **options: Any,
 ) -> Run:
     """Run ``target`` once for every parameter set, on every device, and record every result.
@@ -367,7 +367,7 @@ def sweep(
             ``"stdout:REGEX"`` with named groups, or ``"tensorboard:DIR"`` below the task's folder.
         show: called about ten times a second with a picture of the run, a ``RunView``; without
             one, a notebook shows it below the cell.
-        try_: first guesses of a search, as mappings.
+        try_: first guesses of a search, as mappings, or one such.
         options: see ``SweepOptions`` (``devices="auto"``, ``retries=1``, ``run_dir=…``), and for a
             search ``SearchOptions``: ``space={"lr": muster.Space.log(1e-5, 1e-1)}``,
             ``maximize="accuracy"``, ``trials=100``, ``sampler``, ``stop``. ``seeds`` are then the
@@ -387,7 +387,8 @@ def sweep(
     for name in ("maximize", "minimize", "constraint"):
         if isinstance(options.get(name), str):
             options[name] = (options[name],)
-    if guesses := [orjson.dumps(dict(guess)).decode() for guess in try_]:
+    tries = (try_,) if isinstance(try_, Mapping) else try_
+    if guesses := [orjson.dumps(dict(guess)).decode() for guess in tries]:
         options["tries"] = tuple(guesses)
     made, search = options_of_call("sweep", options, SweepOptions, SearchOptions)
     search.check_used()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
+from muster.api.maps.cost import cost_of
 from muster.api.maps.job import MapJob, Mapped, folder_of, head_start_of, open_source
 from muster.api.maps.plan import workload_of
 from muster.api.maps.progress import (
@@ -41,12 +41,9 @@ from muster.api.start.placing import hand_on, would_take
 from muster.api.sweeps.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error, sweep
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.settings import Settings, read_settings
+from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.base.target import refuse_while_imported
-from muster.devices.discovery import discover
-from muster.devices.inventory import Inventory
-from muster.devices.placement import Placement
 from muster.farm.plan import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
@@ -60,7 +57,6 @@ from muster.run.record import read_run
 
 if TYPE_CHECKING:
     from muster.farm.executors.head_start import HeadStart
-    from muster.plan.prices import PriceList
 
 #: What is tried again in a map are records, not tasks.
 _AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}
@@ -317,7 +313,7 @@ def _run_opened(
         is_interrupted=run.ending.interrupted or run.ending.cancelled,
         stop_signal=run.ending.stop_signal,
         causes=tuple(group.message for group in run.failures() if group.num_failed),
-        cost=_cost(would_take(how, settings), settings, seconds),
+        cost=cost_of(would_take(how, settings), settings, seconds),
     )  # fmt: skip
 
 
@@ -397,37 +393,3 @@ def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
             sweep(_output_of_stage(RunFolder(folder.stage(number))))
 
     move_aside(folder, "map", audience.say, first=clean)
-
-
-def _cost(placement: Placement, settings: Settings, seconds: float) -> str | None:
-    if not any(slot.device_uuids for slot in placement.slots):
-        return None
-    from muster.plan.prices import read_prices
-
-    return cost_line(placement, discover(settings), seconds, read_prices(None))
-
-
-def cost_line(
-    placement: Placement, inventory: Inventory, seconds: float, prices: PriceList
-) -> str | None:
-    """What ``seconds`` on these devices cost, with the prices and their origin, in a sentence.
-
-    None where no card has a price. Cards of one's own are left out: they cost their electricity,
-    and their power over the run is not known here.
-    """
-    from muster.plan.units import Figure, Seconds  # here: few maps have cards with a price
-
-    used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
-    cards = Counter(device.name for device in inventory.devices if device.uuid in used)
-    wall = Figure(value=Seconds(seconds), origin="measured")
-    total, said, currency = 0.0, [], ""
-    for card, count in cards.items():
-        price = prices.price(card, is_owned=False)
-        money = None if price is None else price.of(count, wall, None)
-        if price is None or money is None:
-            continue
-        total, currency = total + money.value.value, money.value.currency
-        said.append(f"{count} × {card} at {price} ({price.origin}: {price.source})")
-    if not said:
-        return None
-    return f"cost: {total:.2f} {currency} for {'; '.join(said)}"

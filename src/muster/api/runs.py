@@ -25,7 +25,8 @@ from muster.base.settings import read_settings
 from muster.base.shown_text import shell_word
 from muster.base.signals import stop_code
 from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import FailureGroup, LogPart
 from muster.farm.ledger.store import Ledger
 from muster.farm.plan import Ending
 from muster.farm.space import Space
@@ -228,17 +229,17 @@ class Run:
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.failed_tasks()
 
-    def log(self, task: str) -> list[tuple[LogPart, str]]:
+    def log(self, task: str | int) -> list[tuple[LogPart, str]]:
         """What each attempt of a task printed. ``task``: its number or the start of its key."""
         return [(part, self._read_log(part)) for part in self.log_parts(task)]
 
-    def log_parts(self, task: str) -> list[LogPart]:
+    def log_parts(self, task: str | int) -> list[LogPart]:
         """Where each attempt's output is: its log file, and from where to where."""
         self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.log_parts(self.task_number(ledger, task))
 
-    def trace(self, task: str) -> str | None:
+    def trace(self, task: str | int) -> str | None:
         """The traceback of a task's last failed attempt."""
         self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
@@ -368,9 +369,9 @@ class Run:
                 hint=f"start it with: muster resume {shell_word(self.path)}",
             )
 
-    def task_number(self, ledger: LedgerReader, task: str) -> int:
+    def task_number(self, ledger: LedgerReader, task: str | int) -> int:
         """The task's number in the ledger; UsageError where none or several tasks are meant."""
-        found = ledger.find(task)
+        found = ledger.find(str(task))
         if not found:
             raise UsageError(
                 f"There is no task {task!r} in {self.folder.name}.",

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +56,40 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+_STEPS = ("train", "update")
+#: Groups of steps that are held at most, and how many steps follow each other in one.
+_MOST_GROUPS, _TOGETHER = 4000, 4
+
+
+def lines_to_draw(path: Path) -> list[dict[str, Any]]:
+    """The lines of a training's ``metrics.jsonl``, steps before all else; torn ones are left out.
+
+    Of more than 16,000 steps it is some, so that memory does not grow with them: the last, and
+    evenly spread groups of steps that follow each other, from which speeds can be told.
+    """
+    groups: list[list[dict[str, Any]]] = []
+    others: list[dict[str, Any]] = []
+    last: list[dict[str, Any]] = []
+    every, number = 1, 0
+    for line in read_journal(path):
+        if line.get("kind") not in _STEPS:
+            if isinstance(line.get("kind"), str):
+                others.append(line)
+            continue
+        group, place = divmod(number, _TOGETHER)
+        number, last = number + 1, [line]
+        if group % every == 0:
+            if place == 0:
+                if len(groups) == _MOST_GROUPS:
+                    del groups[1::2]
+                    every *= 2
+                groups.append([])
+            groups[-1].append(line)
+    if groups and groups[-1][-1] is not last[0]:
+        groups.append(last)
+    return [*chain.from_iterable(groups), *others]
 
 
 _CHUNK = 1 << 20

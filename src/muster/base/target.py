@@ -32,6 +32,7 @@ from muster.base.modules import (
     names_in,
     read_source,
 )  # fmt: skip
+from muster.base.settings import variable
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
 #: Whether nothing of the user's is to run, as somebody has only pressed Tab.
@@ -247,6 +248,15 @@ def _load_module(ref: TargetRef, base: Path) -> types.ModuleType:
         raise
     except BaseException as error:
         raise _import_failed(ref, error, f'python -c "import {ref.location}"') from error
+
+
+def see_working_folder() -> None:
+    """Let targets import from the working folder, as ``python -m`` would, in a process that was
+    begun with ``-P``: what is Muster's own has been imported by then, and no ``types.py`` or
+    ``muster`` of the user's has come before it.
+    """
+    if not variable("PYTHONSAFEPATH"):
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _put_first(folder: str) -> None:

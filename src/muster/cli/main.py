@@ -206,6 +206,11 @@ def main(argv: Sequence[str] | None = None, *, may_detach: bool = True) -> int:
             closed = _closed(os.fsdecode(error.filename))
             output.complain(str(closed))
             return closed.exit_code
+        except FileNotFoundError:
+            if (gone := _without_folder()) is None:
+                raise
+            output.complain(str(gone))
+            return gone.exit_code
         except KeyboardInterrupt as error:
             output.complain("Interrupted; everything finished is saved.")
             if isinstance(error, Interrupted) and words[0] in _GOES_ON:
@@ -231,6 +236,18 @@ def _closed(path: str) -> SetupError:
         f"Cannot use {path}: Permission denied.",
         hint=f"{whose}, who can open it to others (chmod).",
     )
+
+
+def _without_folder() -> SetupError | None:
+    """The error where the folder that this process works in has been removed."""
+    try:
+        os.getcwd()  # noqa: PTH109  (asked for its error alone)
+    except FileNotFoundError:
+        return SetupError(
+            "The folder that you are in has been removed.",
+            hint='change into one that is there; if it was made anew: cd "$PWD".',
+        )
+    return None
 
 
 def _wants_json(words: list[str]) -> bool:

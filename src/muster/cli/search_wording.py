@@ -39,7 +39,7 @@ def state_lines(state: SearchState) -> list[str]:
     if heirs := sum(trial.parent is not None for trial in state.search.trials):
         lines.append(f"{count(heirs, 'trial')} began with the checkpoint of a better one")
     lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
-    return [*lines, *_none_whole(state)]
+    return [*lines, *_none_whole(state), *_none_compared(state)]
 
 
 def _none_whole(state: SearchState) -> Iterator[str]:
@@ -67,6 +67,20 @@ def _none_whole(state: SearchState) -> Iterator[str]:
         f"before it and one in {rule.eta} promoted from each, it takes {rule.eta**rungs:,} trials"
         f"{later}"
     )
+
+
+def _none_compared(state: SearchState) -> Iterator[str]:
+    """A note where a rule had nothing to go by: trials are done, and none has logged the goal."""
+    rule = state.spec.stopping.rule
+    tasks = [task for trial in state.search.trials for task in trial.tasks.values()]
+    if rule == "none" or any(task.step is not None for task in tasks):
+        return
+    if any(task.state == "done" for task in tasks):
+        name = state.spec.objectives[0].name
+        yield (
+            f"note: no trial has logged {name}, so --stop {rule} had nothing to compare: use "
+            f"ctx.log(step, {name}=…), or in a program muster.log or --metrics-from"
+        )
 
 
 def _left(state: SearchState) -> str:

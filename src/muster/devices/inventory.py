@@ -154,12 +154,19 @@ class DeviceRequest:
     is_exact: bool = False
 
 
-def parse_devices(text: str) -> DeviceRequest:
-    """The request in a ``--devices`` value; UsageError when it is none of the known forms.
+def parse_devices(text: object) -> DeviceRequest:
+    """The request in a ``--devices`` value; UsageError when it is none of the known forms, which
+    are texts, from Python too.
 
     >>> parse_devices("4").count, parse_devices("0,2").ids, parse_devices("cpu:8").count
     (4, ('0', '2'), 8)
     """
+    if not isinstance(text, str):
+        raise UsageError(
+            f"devices={text!r} is not a text.",
+            hint="write devices='4' for four GPUs, gpu_ids='0,2' for these two, or "
+            "devices='cpu:4' for four workers on the CPU.",
+        )
     value = text.strip()
     option = f"--devices {value}"
     if value == "auto":

@@ -47,7 +47,7 @@ _POLL_S = 0.02
 _GOODBYE_S = 2.0
 _TAIL_LINES, _TAIL_CHARS = 12, 1500
 _PROGRESS = "at: "
-PROBES = (sys.executable, "-m", "muster.doctor.probes.report")
+PROBES = (sys.executable, "-P", "-m", "muster.doctor.probes.report")
 #: Devices are numbered as the driver numbers them, so that both numbers mean the same card.
 _SETTINGS = {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

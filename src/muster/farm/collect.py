@@ -9,7 +9,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
 from muster.farm.ledger.store import Ledger
 from muster.farm.metrics import curves_of, encode
 from muster.farm.results import store_value, whole_value

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,17 +28,19 @@ from muster.farm.table import (
     TEXT,
     OtherColumns,
     ahead,
+    array_of,
     batches,
     cells,
     check_columns,
     columns,
-    fit,
     holds,
-    widen,
+    widen_by_all,
 )
 from muster.run.folder import RunFolder
 
 _ABSENT = object()
+#: Of anybody's records: a row group.
+_RECORDS_AT_ONCE = 20_000
 #: With one of these at its start a spreadsheet takes a text for something to compute.
 _SIGN = re.compile(rb"[=+\-@\t\r]")
 
@@ -51,28 +54,39 @@ def export(folder: RunFolder, target: Path) -> int:
         return _export_tables(folder, target)
 
 
-def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
+def export_records(records: Callable[[], Iterator[Mapping[str, Any]]], target: Path) -> int:
     """Write a table of anybody's records to ``target``, as `export` does: the columns in the
-    order in which they come up, empty where a record has none.
+    order in which they come up, empty where a record has none. Returns their number; nothing is
+    written where there is none.
+
+    records: gives them twice, so that not all are held; those that come between the two are left
+        for the next export
     """
-    suffix = _suffix_of(target)
+    suffix, count = _suffix_of(target), 0
     kinds: dict[str, pa.DataType | None] = {}
-    for record in records:
-        for name, value in record.items():
-            kinds[name] = widen(kinds.get(name), value)
+    for some in _by_some(records()):
+        count += len(some)
+        for name in dict.fromkeys(name for record in some for name in record):
+            kinds[name] = widen_by_all(kinds.get(name), [record.get(name) for record in some])
+    if not count:
+        return 0
     schema = pa.schema([(name, kind or TEXT) for name, kind in kinds.items()])
+    again = itertools.islice(records(), count)
     with writing(target), replacing(target) as beside:
         if suffix == ".jsonl":
-            beside.write_bytes(b"".join(canonical.encode(dict(r)) + b"\n" for r in records))
-            return len(records)
+            with beside.open("wb") as lines:
+                lines.writelines(canonical.encode(dict(record)) + b"\n" for record in again)
+            return count
         with _writer(beside, suffix, schema) as write:
-            columns = [
-                pa.array([fit(record.get(field.name), field.type) for record in records],
-                         type=field.type)
-                for field in schema
-            ]  # fmt: skip
-            write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return len(records)
+            for some in _by_some(again):
+                columns = [array_of([r.get(f.name) for r in some], f.type) for f in schema]
+                write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return count
+
+
+def _by_some(records: Iterator[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    while some := list(itertools.islice(records, _RECORDS_AT_ONCE)):
+        yield some
 
 
 def export_table(table: pa.Table, target: Path) -> int:

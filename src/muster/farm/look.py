@@ -17,7 +17,7 @@ from typing import Any
 
 from muster.base.errors import MusterError, TargetError
 from muster.base.modules import read_source
-from muster.base.target import TargetRef, check_may_run, find_source, load
+from muster.base.target import TargetRef, check_may_run, find_source, load, see_working_folder
 from muster.farm.batched import BatchSpec, check_batch_spec
 from muster.farm.kinds import ANY, Kind, literal_kind, union_kind
 from muster.farm.parameters import (
@@ -318,7 +318,8 @@ def look(ref: TargetRef) -> Signature:
     with tempfile.TemporaryDirectory(prefix="muster-look-") as folder:
         # A file and not standard output, which belongs to what the module prints on import.
         answer_file = Path(folder) / "answer.json"
-        argv = [sys.executable, "-m", "muster.farm.look", str(answer_file), ref.kind, str(ref)]
+        words = ("muster.farm.look", str(answer_file), ref.kind, str(ref))
+        argv = [sys.executable, "-P", "-m", *words]
         try:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
@@ -332,6 +333,7 @@ def look(ref: TargetRef) -> Signature:
 
 
 def main(argv: list[str]) -> int:
+    see_working_folder()
     location, _, attribute = argv[2].rpartition(":")
     ref = TargetRef("file" if argv[1] == "file" else "module", location, attribute)
     try:

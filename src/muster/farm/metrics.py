@@ -167,11 +167,13 @@ def effective(frames: Iterable[tuple[int, Points]]) -> dict[str, Curve]:
             columns = (step, points.time_s[mine], points.value[mine])
             part = Curve(*columns, np.full(len(step), token, np.int64))
             parts.setdefault(name, {}).setdefault((token, points.start), []).append(part)
-    return {name: _cut(by_start) for name, by_start in parts.items()}
+    return {name: cut(by_start) for name, by_start in parts.items()}
 
 
-def _cut(by_start: dict[tuple[int, int], list[Curve]]) -> Curve:
-    """From the last start to the first: of each what lies below all steps of later ones."""
+def cut(by_start: Mapping[tuple[int, int], list[Curve]]) -> Curve:
+    """What holds of one metric, by attempt and start: from the last to the first, of each what lies
+    below all steps of later ones. Cut again with what came since, it is as if cut once.
+    """
     import numpy as np
 
     kept: list[Curve] = []

@@ -52,6 +52,7 @@ Result = dict[str, Any]
 Keep = Callable[[str, object], str]
 
 _VALUE = "value"
+_TEXT = frozenset({str})
 #: Types in an annotation that do not become columns as they are.
 _BESIDE = re.compile(
     r"\b(set|frozenset|complex|bytes|bytearray|ndarray|Tensor|DataFrame|Series|Module|Figure)\b"
@@ -64,9 +65,7 @@ def check_result(value: object, keep: Keep | None = None) -> Result:
     Without ``keep`` a value that has no column is a TargetError that names the field. Always one:
     a generator, and two fields of the same name. A dict that needs no change is returned itself.
     """
-    if type(value) is dict and all(
-        type(item) in PLAIN and type(name) is str for name, item in value.items()
-    ):
+    if type(value) is dict and _is_plain(value):
         return value
     if isinstance(value, Generator | Coroutine):
         raise TargetError(
@@ -81,6 +80,10 @@ def check_result(value: object, keep: Keep | None = None) -> Result:
         entries = {f"{_VALUE}_{index}": item for index, item in enumerate(value)}
     _add(fields, "", {_VALUE: value} if entries is None else entries, keep, 0)
     return fields
+
+
+def _is_plain(value: dict[Any, Any]) -> bool:
+    return _TEXT.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
 
 
 class _Kept(NamedTuple):

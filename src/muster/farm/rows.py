@@ -14,7 +14,8 @@ from muster.base.shown_text import shown_line
 from muster.farm import canonical
 from muster.farm.canonical import KEY_BYTES, short_key
 from muster.farm.ledger.columns import Columns, Plain
-from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
 from muster.farm.outcomes import REASONS
 from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState

@@ -187,13 +187,13 @@ def batches(
             return [
                 found[column.part, column.name]
                 if column.part in PARTS
-                else _array(block.system[column.name], column.kind)
+                else array_of(block.system[column.name], column.kind)
                 for column in sources
             ]
         values = [cells(block, column, None) for column in sources]
         if by_some:
             check_columns(block, sources, values, None)
-        return [_array(*one) for one in zip(values, schema.types, strict=True)]
+        return [array_of(*one) for one in zip(values, schema.types, strict=True)]
 
     def stream() -> Iterator[pa.RecordBatch]:
         with ahead(blocks(folder)) as read_ahead:
@@ -319,7 +319,7 @@ def holds(column: pa.Array, pattern: re.Pattern[bytes]) -> bool:
     return texts is not None and pattern.search(texts) is not None
 
 
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
     """The values of a column; those that do not fit its type are converted to it."""
     try:
         column = pa.array(values, type=kind)

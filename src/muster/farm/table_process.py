@@ -4,13 +4,13 @@ The coordinator runs it as a child, so that its own memory stays small.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from muster.base.collector import without_collector
 from muster.base.errors import MusterError
 from muster.base.reaper import die_with_parent
 from muster.run.folder import RunFolder
@@ -19,16 +19,15 @@ from muster.run.folder import RunFolder
 _WITHOUT_NUMPY = 18
 
 
-#: The last argument of a process that is to import first, and then to wait until it is told to
-#: write; and its exit code where nobody told it.
-AHEAD, NOT_TOLD = "ahead", 75
+#: The last argument of a process that is to import, and then to wait until it is told to write.
+AHEAD = "ahead"
 _PATIENCE_S = 10.0
 
 
 class _Without:
     """Makes packages ones that are not there, in a process of its own. pyarrow imports pandas, to
-    ask of every list whether it is a column of it, and NumPy, for arrays that nobody here asks
-    for: each takes longer than a small table.
+    ask of every list whether it is a column of it, NumPy, for arrays that nobody here asks for,
+    and cloudpickle, where pickle does: the first two take longer than a small table each.
     """
 
     def __init__(self, *packages: str) -> None:
@@ -62,16 +61,19 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:  # a child of this process: it goes when that is killed
         die_with_parent(int(argv[1]))
     is_ahead = AHEAD in argv[2:]
-    sys.meta_path.insert(0, _Without("pandas", *([] if _needs_numpy() else ["numpy"])))
+    gc.disable()  # rows hold no cycles, and what is imported stays
+    sys.meta_path.insert(
+        0, _Without("pandas", "cloudpickle", *([] if _needs_numpy() else ["numpy"]))
+    )
     from muster.farm.export import refresh  # which imports pyarrow
 
     if is_ahead and not _is_told():
-        return NOT_TOLD
+        return 1  # so that whoever has begun it knows that it has written nothing
     try:
-        with without_collector():
-            refresh(RunFolder(Path(argv[0])))
+        refresh(RunFolder(Path(argv[0])))
     except MusterError as problem:
         sys.exit(str(problem))
+    gc.freeze()  # nor is it looked through at the end
     return 0
 
 

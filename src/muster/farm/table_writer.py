@@ -12,7 +12,7 @@ from contextlib import suppress
 from muster.base.errors import SetupError
 from muster.base.settings import child_environment
 from muster.base.shown_text import shell_word
-from muster.farm.table_process import AHEAD, NOT_TOLD
+from muster.farm.table_process import AHEAD
 from muster.run.folder import RunFolder
 
 
@@ -35,15 +35,14 @@ class TableWriter:
 
     def write(self) -> None:
         """Renew both files; SetupError where that fails, which leaves the old ones in place."""
-        code, said = NOT_TOLD, b""
-        if self._ahead is not None:
-            code, said = _told(self._ahead)
-            self._ahead = None
-        if code != 0:  # by another: that one was told too late, or somebody has ended it
-            try:
-                code, said = _told(_start(self._folder))
-            except OSError as error:  # no room for one more process
-                said = f"its process could not be started: {error.strerror}.".encode()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and _told(ahead)[0] == 0:
+            return
+        # None was begun, or it has waited for too long, or something has ended it meanwhile.
+        try:
+            code, said = _told(_start(self._folder))
+        except OSError as error:  # no room for one more process
+            code, said = 1, f"its process could not be started: {error.strerror}.".encode()
         if code != 0:
             reason = said.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise SetupError(
@@ -68,7 +67,8 @@ def refresh_export(folder: RunFolder) -> None:
 
 def exporter(folder: RunFolder) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of the process that writes the table, which ends with us."""
-    argv = [sys.executable, "-m", "muster.farm.table_process", str(folder.path), str(os.getpid())]
+    table = "muster.farm.table_process"
+    argv = [sys.executable, "-P", "-m", table, str(folder.path), str(os.getpid())]
     # It calculates nothing: NumPy's threads would only wait, with all of a core each.
     return argv, child_environment({"OPENBLAS_NUM_THREADS": "1"})
 

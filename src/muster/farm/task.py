@@ -7,10 +7,11 @@ named by the task's *token*, which every claim raises. A *worker* is a long-live
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 
 class TaskState(IntEnum):
@@ -138,6 +139,11 @@ class Finished(NamedTuple):
     poisoned: bool = False
     files: bool = False
     on_device: bool = False
+
+
+#: An attempt and an order of all of their fields, without a look at each.
+FINISHED = cast("Callable[[tuple[Any, ...]], Finished]", partial(tuple.__new__, Finished))
+ORDER = cast("Callable[[tuple[Any, ...]], Order]", partial(tuple.__new__, Order))
 
 
 def end_of(finished: Sequence[Finished]) -> float:

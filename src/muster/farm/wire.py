@@ -11,14 +11,13 @@ the place of a header, which takes half of the time at both ends (`pack_plain`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
-from muster.farm.task import Finished, Order, Outcome, Task
+from muster.farm.task import FINISHED, ORDER, Finished, Order, Outcome, Task
 
 _PREFIX = struct.Struct("<IH")
 _MAX_HEADER = 0xFFFF
@@ -27,7 +26,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TASKS, REVOKE, STOP, SETUP = "task", "tasks", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
-RESULTS = "rs"  # what `unpack` makes of those without a header; no frame is called so
+PLAIN = "plain"  # what `unpack` makes of results without a header
 UNFIT, STOP_TASK = "unfit", "stop_task"
 METRICS, CONFIRMED = "metrics", "confirmed"
 
@@ -64,7 +63,7 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
                 finished, end = _read_plain(data, position)
                 if not finished:
                     raise ValueError(f"a frame of {length} bytes is no result")
-                yield [RESULTS, finished], b""
+                yield [PLAIN, finished], b""
             position = end
     finally:
         del buffer[:position]
@@ -87,7 +86,9 @@ def read_tasks(header: list[Any], body: bytes) -> tuple[list[Order], bool]:
     ids, tokens, target_ids, names, tries, sizes = orjson.loads(body[:length])
     ends = list(accumulate(sizes, initial=length))
     payloads = map(body.__getitem__, map(slice, ends, ends[1:]))
-    return list(map(Order, ids, tokens, target_ids, names, tokens, payloads, tries)), together
+    return list(
+        map(ORDER, zip(ids, tokens, target_ids, names, tokens, payloads, tries, strict=True))
+    ), together
 
 
 def clean(text: str) -> str:
@@ -99,8 +100,6 @@ def clean(text: str) -> str:
 #: it out, and the outcome.
 _NOTHING_MORE = Finished(0, 0, Outcome.OK, 0.0, 0.0, 0, 0, None)[9:]
 _NUM_OF_PLAIN = 8
-#: An attempt of all of its fields, without a look at each.
-_FINISHED = cast("Callable[[tuple[Any, ...]], Finished]", partial(tuple.__new__, Finished))
 
 
 def pack_finished(f: Finished) -> bytes:
@@ -146,7 +145,7 @@ def _read_plain(data: bytes, position: int) -> tuple[list[Finished], int]:
         value = data[position + _PLAIN.size : end]
         mib = peak if peak == peak else None
         found.append(
-            _FINISHED(
+            FINISHED(
                 (task_id, token, ok, started, seconds, log_start, log_end, mib, value, *nothing)
             )
         )
@@ -159,7 +158,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 def read_finished(header: list[Any], body: bytes) -> Finished:
     if len(header) == _NUM_OF_PLAIN:
-        return _FINISHED((header[1], header[2], Outcome.OK, *header[3:], body, *_NOTHING_MORE))
+        return FINISHED((header[1], header[2], Outcome.OK, *header[3:], body, *_NOTHING_MORE))
     _, task_id, token, name, started, seconds, start, end, peak, message, sig, bad, *more = header
     outcome = _OUTCOMES[name]
     is_ok = outcome is Outcome.OK
@@ -183,4 +182,4 @@ def read_finished(header: list[Any], body: bytes) -> Finished:
 
 def read_results(header: list[Any], body: bytes) -> list[Finished]:
     """The attempts of a frame of one result, or of what `unpack` has made of some."""
-    return header[1] if header[0] == RESULTS else [read_finished(header, body)]
+    return header[1] if header[0] == PLAIN else [read_finished(header, body)]

@@ -159,7 +159,7 @@ def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
     if peak is None or group.card is None:
         raise UsageError(
             f"The peak of {group.name} in {precision} is not in the table of cards.",
-            hint="give it as --peak-tflops, or measure with --calibrate.",
+            hint="give it as --peak-tflops, or plan a task and measure with --calibrate.",
         )
     return from_table(FlopsPerSecond(peak), f"{group.card.source}, {precision}, dense")
 
@@ -265,7 +265,7 @@ def _with_utilisation(known: Known, rate: float) -> Known:
 def _derived(known: Known, group: Group) -> ComputeTime:
     flops = flops_of(known)
     if flops is None:
-        hint = "add --calibrate to measure some steps here, or --flops-per-sample."
+        hint = "give --flops-per-sample, or for a task add --calibrate to measure some steps here."
         if known.transformer is not None:
             hint = "add --sequence-length."
         raise UsageError("Nothing is known about how long a step takes.", hint=hint)
@@ -282,10 +282,18 @@ def _global_batch(known: Known) -> Figure[int]:
         raise UsageError(
             "A plan needs the number of samples per optimizer step.", hint="give --global-batch."
         )
+    if known.transformer is not None:
+        hint = "give --global-batch and --sequence-length."
+    elif known.parameters is not None:
+        hint = "give --global-batch and --flops-per-sample."
+    else:
+        hint = (
+            "add --calibrate to measure some steps of the task here, which gives both; or give "
+            "--global-batch and --flops-per-sample."
+        )
     raise UsageError(
         "A plan needs the number of samples per optimizer step, and how long a step takes.",
-        hint="add --calibrate to measure some steps of the task here, which gives both; or give "
-        "--global-batch and --flops-per-sample.",
+        hint=hint,
     )
 
 

@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import compress
 from pathlib import Path
@@ -24,7 +24,7 @@ from muster.base.atomic_files import replacing
 from muster.base.clock import human_duration
 from muster.base.codec import write_json
 from muster.base.errors import how_to_install
-from muster.base.journal import read_journal
+from muster.base.journal import lines_to_draw, read_journal
 from muster.base.metric_log import (
     METRICS_FILE,
     PROCESS,
@@ -108,7 +108,7 @@ class Record:
             training = str(self._path.absolute())
             if has_begun:  # by ranks before these, maybe in the same attempt
                 self._told.read(Path(task), training)
-                self._told.at = _last(read_metrics(self._path))
+                self._told.at = _last(self._path)
             self._files.append(os.open(task, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
             self._write("", json.dumps({_TRAINING: training}) + "\n")
         self._logging = ExitStack()
@@ -295,13 +295,17 @@ class _Told:
         return True
 
 
-def _last(lines: list[dict[str, Any]]) -> tuple[str, int] | None:
-    return (lines[-1]["kind"], lines[-1]["step"]) if lines else None
+def _last(path: Path) -> tuple[str, int] | None:
+    """Kind and step of the last line of a training."""
+    found = None
+    for line in read_metrics(path):
+        found = line["kind"], line["step"]
+    return found
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics.jsonl; none when there is no such file."""
-    return [line for line in read_journal(path) if isinstance(line.get("kind"), str)]
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a training in a metrics.jsonl; none when there is no such file."""
+    return (line for line in read_journal(path) if isinstance(line.get("kind"), str))
 
 
 _LINE_EVERY_S = 5.0
@@ -387,7 +391,7 @@ def write_results(
     }
     if gang.is_first:
         write_json(folder.training_results, whole)
-        lines = read_metrics(folder.metrics)
+        lines = lines_to_draw(folder.metrics)
         if any(line["kind"] in ("train", "update") for line in lines):
             ranks = count(gang.num_ranks, "rank")
             with plotting.or_remark(say):

@@ -32,6 +32,10 @@ _NO_BUFFERS: dict[str, Any] = (
     else {"broadcast_buffers": False}
 )
 
+#: Of the gradients on a CPU: torch's own size, but without the small first bucket that it begins
+#: with. The cores that add it would have computed: it costs more than its head start saves.
+_BUCKET_MIB = 25
+
 #: Where unused parameters are searched for.
 _OF_OUTPUT = (
     "the loss has to follow from all that the model gives: torch looks there for what is unused."
@@ -230,6 +234,7 @@ class DistributedReplica(Replica):
             device_ids=[self.gang.device.index] if is_cuda else None,
             init_sync=False,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=None if is_cuda else _BUCKET_MIB,
             find_unused_parameters=self._has_unused,
             **_NO_BUFFERS,
         )

@@ -115,7 +115,10 @@ def _word_of_ranks(folder: RunFolder) -> Word:
         return (
             "done" if folder.training_results.exists() else "stopped" if has_steps else "not begun"
         )
-    if code == EXIT_USAGE or (code is not None and last_word(folder).get("ending") == "refused"):
+    word = last_word(folder) if code is not None else {}
+    if word.get("ending") == "refused":  # a mistake, which may show only after many steps
+        return "refused" if word.get("phase", "setup") == "setup" else "failed"
+    if code == EXIT_USAGE:
         return "refused"
     words: dict[int | None, Word] = {
         EXIT_OK: "done",

@@ -65,14 +65,15 @@ def _on_ranks(run: Training, is_here: bool) -> str:
 
 _REMEDIES = (
     "a lower --lr, a warm-up or --max-grad-norm helps most often; then look for a division, root "
-    "or logarithm in the loss, and for such values in the data. The same command goes on from the "
-    "checkpoint."
+    "or logarithm in the loss, and for such values in the data."
 )
 
 
 def _what_is_kept(run: Training) -> str:
     steps = find_steps(run.folder.checkpoints)
-    return f"The checkpoint of step {steps[0]} is kept." if steps else "There is no checkpoint."
+    if not steps:
+        return "There is no checkpoint."
+    return f"The checkpoint of step {steps[0]} is kept, and the same command goes on from it."
 
 
 def are_finite(parameters: Sequence[Tensor]) -> bool:

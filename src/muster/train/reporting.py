@@ -63,10 +63,13 @@ class StepLines:
 
 
 def opening(run: Training) -> str:
-    todo, per_epoch = run.limits.total_steps - run.progress.step, run.limits.steps_per_epoch
+    step, total = run.progress.step, run.limits.total_steps
+    left = f"{total - step} to go"
+    if step > total:
+        left = f"none to go: it has taken {step}, and {total} are asked for now"
     return (
         f"{run.num_parameters:,} parameters, {run.contract.num_samples:,} samples, "
-        f"{count(per_epoch, 'step')} per epoch, {todo} to go"
+        f"{count(run.limits.steps_per_epoch, 'step')} per epoch, {left}"
     )
 
 

@@ -20,7 +20,8 @@ from muster.base.shown_text import (
     without_secrets,
 )
 from muster.farm import canonical
-from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
 from muster.farm.results import whole_value
 from muster.farm.rows import SYSTEM, error_of, flattened, metrics_of, system_of
 from muster.farm.task import TaskState

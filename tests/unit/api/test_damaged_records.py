@@ -15,13 +15,13 @@ from muster.api.gangs.train import _Refused
 from muster.api.look.why import why
 from muster.api.maps.publish import check_output, read_published, with_columns
 from muster.api.report.about import time_facts
+from muster.api.report.rank_failures import rank_failures
 from muster.api.runs import Run
 from muster.api.slurm.array import array_progress
 from muster.base.errors import MusterError, SetupError
 from muster.cli import output
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
-from muster.gang.failures import rank_failures
 from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.formats import spec_of
 from muster.plan.compare import compare_run
@@ -90,7 +90,7 @@ READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
         [status, refusal, explained],
     ),
     "training_results.json": (RESULTS, [status, compare_run]),
-    "metrics.jsonl": (LINE, [status, lambda f: read_metrics(f.metrics)]),
+    "metrics.jsonl": (LINE, [status, lambda f: [*read_metrics(f.metrics)]]),
     "plan.json": (PLAN, [compare_run]),
     "published.json": (PUBLISHED, [read_published, lambda f: tables._output_of_map(Run(f.path))]),
     "publishing.json": (

@@ -51,6 +51,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> muster.Run:
     )
 
 
+def test_a_task_is_named_by_its_number_and_devices_by_a_text(run: muster.Run) -> None:
+    assert run.log(3) == run.log("3") and "no luck" in str(run.trace(3))
+    for devices in (2, ["cpu:1"]):
+        with pytest.raises(UsageError, match="is not a text"):
+            muster.sweep(
+                f"{run.path.parent}/target.py:f", grid={"kind": ["none"]}, devices=devices,
+                run_dir=run.path / "a",
+            )  # fmt: skip
+
+
 def test_missing_is_empty_and_never_zero(run: muster.Run) -> None:
     rows = {row["kind"]: row for row in run.results().to_pylist()}
     assert rows["bad"]["x"] is None

@@ -83,6 +83,21 @@ def test_a_search_of_which_nothing_was_whole_says_what_it_takes() -> None:
     assert not any("note: " in line for line in state_lines(asha(27)))
 
 
+def test_a_rule_that_nobody_logged_for_says_so() -> None:
+    spec = SearchSpec(
+        space=SPACE,
+        objectives=objectives(maximize=["accuracy"]),
+        budget=Budget(trials=4),
+        stopping=Stopping.from_text("asha:min=1,max=9"),
+    )
+    first = simulate(spec, curve, workers=1).records[0]
+    assert isinstance(first, Proposal)
+    ended = Ended(first.trial, first.seed, Ending("done", {"accuracy": 0.5}))
+    assert state_lines(state_after(spec, [first, ended]))[-1].startswith(
+        "note: no trial has logged accuracy, so --stop asha had nothing to compare"
+    )
+
+
 def test_the_view_is_json_with_the_parts_of_the_dashboard() -> None:
     found = json.loads(json.dumps(view(asha()), allow_nan=False))
     assert list(found) == ["goals", "history", "parallel", "pareto", "rungs", "budget"]

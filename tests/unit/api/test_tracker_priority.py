@@ -16,14 +16,13 @@ def test_the_sessions_of_a_tracker_and_its_helpers_come_behind_the_run_until_it_
     # W&B's library starts a helper with its first run, in a session of its own.
     program = """
 import os, subprocess, threading, time
-from muster.api.trackers.guard import _ComingSecond, _listen, _weigh_sessions
+from muster.api.trackers.guard import _ComingSecond, _listen
 
 class Library:
     most_open = 3
     def open(self, tracked):
         return subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
 
-_weigh_sessions([os.getpid()], 10)
 tracker = _ComingSecond(Library())
 helper = tracker.open(None)
 def show():

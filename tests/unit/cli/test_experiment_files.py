@@ -148,13 +148,18 @@ def test_what_is_refused_names_the_line(
     [
         (["nothing.toml"], "Cannot read nothing.toml: No such file"),
         (["work.py"], "not an experiment file"),
+        (["empty.toml"], "muster: the file lacks command."),
+        (["marked.toml", "--set", "retris=1"], "--set: muster sweep work.py:run has no retris"),
         (["e.toml", "--set", "retries"], "write a.b=value"),
         (["e.toml", "--set", "target.x=1"], "target is a value"),
         (["e.toml", "--set", "retris=1"], "--set: muster sweep work.py:run has no retris"),
     ],
 )
 def test_wrong_starts(work: Path, muster_main: MusterCli, words: list[str], says: str) -> None:
-    (work / "e.toml").write_text('command = "sweep"\ntarget = "work.py:run"\n')
+    text = 'command = "sweep"\ntarget = "work.py:run"\n'
+    (work / "e.toml").write_text(text)
+    (work / "marked.toml").write_text(text, encoding="utf-8-sig")  # as some editors write it
+    (work / "empty.toml").touch()
     done = muster_main("start", *words, "--dry-run")
     assert done.returncode == 2 and says in done.stderr
 

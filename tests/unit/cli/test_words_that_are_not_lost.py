@@ -11,7 +11,7 @@ from tests.conftest import MusterCli
 from muster.base.errors import UsageError
 from muster.base.flags import kind_of_word
 from muster.cli.flags import ONE_TIME, ShownFlags
-from muster.cli.main import COMMANDS
+from muster.cli.main import COMMANDS, main
 from muster.cli.parse import parse_groups
 from muster.cli.train_flags import flags_of_train
 from muster.pipeline.sinks.formats import spec_of
@@ -69,6 +69,8 @@ def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
     ("line", "says"),
     [
         ("plan", "WHAT is missing"),
+        ("plan params=7e9", "Hint: give --global-batch and --flops-per-sample."),
+        ("plan params=7e9 --calibrate", "params=7e9 is a model without one"),
         ("slurm-script", "COMMAND is missing"),
         ("slurm-script map embed", "muster map has no script of its own"),
     ],
@@ -77,6 +79,18 @@ def test_what_is_missing_is_named(line: str, says: str, muster_main: MusterCli) 
     """``plan`` told to add --calibrate, ``slurm-script`` that there is no command map."""
     done = muster_main(*line.split())
     assert done.returncode == 2 and says in done.stderr
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback of ``os.getcwd``."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["sweep", "train.py:f", "--grid", "x=1", "--devices", "cpu:1"]) == 3
+    assert "The folder that you are in has been removed." in capsys.readouterr().err
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ from muster.farm import metrics
 from muster.farm.ledger.connect import open_reader
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
-from muster.farm.worker.context import Context
+from muster.farm.task import Order
+from muster.farm.worker.context import Context, Surroundings
 from muster.farm.worker.gather import SEND_AT, Gatherer
 from muster.run.folder import RunFolder
 
@@ -256,10 +257,9 @@ def test_a_run_that_logs_nothing_has_no_table(tmp_path: Path) -> None:
 
 
 def context(tmp_path: Path, line: Sent, token: int, task_id: int = 1) -> Context:
-    return Context(
-        folder=RunFolder(tmp_path), task_id=task_id, key=f"{task_id - 1}" * 32, token=token,
-        attempt=token, tries=0, device="cpu", params={}, line=line,
-    )  # fmt: skip
+    around = Surroundings(RunFolder(tmp_path), "cpu", line, os.getpid())
+    order = Order(task_id, token, 1, f"{task_id - 1}" * 32, token, b"{}")
+    return Context(around, order, {})
 
 
 @pytest.mark.parametrize("value", [1, torch.ones(2)])

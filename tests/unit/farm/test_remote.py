@@ -63,12 +63,13 @@ FINISHED = st.builds(
     trace=st.just(""), signal=st.none() | st.integers(1, 64), poisoned=st.booleans(),
     files=st.booleans(),
 )  # fmt: skip
-#: Which Ray's pilots write without a header.
-PLAIN = FINISHED.map(
-    lambda one: one._replace(
-        outcome=Outcome.OK, message="", signal=None, poisoned=False, files=False, on_device=False
-    )
-)
+PLAIN = st.builds(
+    Finished,
+    task_id=IDS, token=IDS, outcome=st.just(Outcome.OK), started_s=NUMBERS, seconds=NUMBERS,
+    log_start=IDS, log_end=IDS, peak_mib=st.none() | NUMBERS, value=st.binary(max_size=9),
+    message=st.just(""), trace=st.just(""), signal=st.none(), poisoned=st.just(False),
+    files=st.just(False), on_device=st.just(False),
+)  # fmt: skip
 PARAMS = st.dictionaries(TEXT, st.integers(-99, 99) | TEXT, max_size=3)
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(WorkerReady, IDS, IDS),
@@ -177,19 +178,29 @@ def test_commands_reach_the_executor_as_they_were_given(
 
 @given(
     st.lists(EVENTS, max_size=6),
-    st.sampled_from([wire.pack_finished, wire.pack_plain]),  # by Slurm's pilots, and by Ray's
+    st.sampled_from([wire.pack_finished, wire.pack_plain]),
     st.data(),
 )
 def test_events_come_back_as_they_were_reported(
-    events: list[Event], pack_finished: Callable[[Finished], bytes], data: st.DataObject
+    events: list[Event], pack: Callable[[Finished], bytes], data: st.DataObject
 ) -> None:
     reader, buffer, found = EventReader(), bytearray(), []
-    stream = b"".join(pack_event(event, pack_finished) for event in events)
-    for piece in pieces(stream, data):
+    for piece in pieces(b"".join(pack_event(event, pack) for event in events), data):
         buffer += piece
         found += list(reader.read(wire.unpack(buffer)))
     assert found == events
     assert [type(event) for event in found] == [type(event) for event in events]
+
+
+def test_results_without_headers_belong_to_their_events() -> None:
+    done = [Finished(n, 1, Outcome.OK, 1.0, 0.1, 0, 0, 5.0, b'{"i":1}') for n in range(5)]
+    events = [Results(1, done[:3]), Results(2, done[3:])]
+    stream = b"".join(pack_event(event, wire.pack_plain) for event in events)
+    reader, buffer, found = EventReader(), bytearray(), []
+    for start in range(0, len(stream), 50):
+        buffer += stream[start : start + 50]
+        found += list(reader.read(wire.unpack(buffer)))
+    assert found == events
 
 
 def test_an_outcome_is_one_again() -> None:

@@ -14,7 +14,8 @@ from tests.examples import examples
 
 from muster.base.errors import UsageError
 from muster.farm.canonical import encode_canonical
-from muster.farm.space import Space, describe_difference
+from muster.farm.space import Space
+from muster.farm.space_difference import describe_difference
 from muster.farm.space_texts import Text, parse_grid, parse_seeds, read_list
 
 pools = st.lists(st.integers() | st.text(), min_size=1, max_size=4, unique_by=repr)

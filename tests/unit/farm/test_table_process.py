@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.unit.farm.test_plain_blocks import HOSTILE, Values, make_run
 
 from muster.base.errors import SetupError
 from muster.farm.export import refresh
-from muster.farm.table_writer import TableWriter
+from muster.farm.table_process import AHEAD
+from muster.farm.table_writer import TableWriter, exporter
+from muster.run.folder import RunFolder
 
 PROGRAM = """
 import sys
 from muster.farm.table_process import main
 main([sys.argv[1]])
-assert not {"numpy", "pandas"} & sys.modules.keys()
+assert not {"numpy", "pandas", "cloudpickle"} & sys.modules.keys()
 """
 
 
@@ -55,21 +57,39 @@ def test_what_a_kill_has_left_of_a_table_is_gone_with_the_next(tmp_path: Path) -
     assert [path for path in (*left, mine) if path.exists()] == [mine]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="none is begun ahead")
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_process_that_is_begun_ahead_writes_the_table_or_another_does(
-    is_killed: bool, tmp_path: Path
+@pytest.mark.skipif(sys.platform == "win32", reason="no process waits there")
+@pytest.mark.parametrize("is_lost", [False, True], ids=["waits", "killed meanwhile"])
+def test_a_process_may_be_begun_before_there_is_something_to_write(
+    is_lost: bool, tmp_path: Path
 ) -> None:
-    """What waits may be ended by who needs its memory."""
-    folder = make_run(tmp_path / "run", lambda number: {"x": number}, _floats)
+    run = tmp_path / "run"
+    with closing(TableWriter(RunFolder(run))) as writer:
+        writer.begin()
+        assert writer._ahead is not None
+        if is_lost:
+            writer._ahead.kill()
+        folder = make_run(run, lambda number: {"x": number}, _floats)
+        writer.write()
+        assert folder.results_csv.read_bytes().count(b"\n") > 1
+        writer.begin()  # once only
+        assert writer._ahead is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process waits there")
+def test_a_process_that_waits_in_vain_ends(tmp_path: Path) -> None:
+    """With whoever has begun it, and where the work is never over."""
+    folder = RunFolder(tmp_path)
     with closing(TableWriter(folder)) as writer:
         writer.begin()
-        [process] = psutil.Process().children()
-        if is_killed:
-            process.kill()
-        writer.write()
-        assert not process.is_running()
-    assert folder.results_csv.exists() and folder.results_parquet.exists()
+        waiting = writer._ahead
+    assert waiting is not None
+    assert waiting.returncode == -signal.SIGKILL
+    argv, environment = exporter(folder)
+    done = subprocess.run(
+        [*argv, AHEAD], stdin=subprocess.DEVNULL, env=environment, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_finds_no_room_is_told(

@@ -74,7 +74,12 @@ def test_a_torn_end_stays_in_the_buffer(
         log_end=st.integers(0, 2**40),
         peak_mib=st.none() | st.floats(0, 1e6),
         value=st.binary(max_size=200),
+        message=st.just(""),
+        trace=st.just(""),
         signal=st.none(),
+        poisoned=st.just(False),
+        files=st.just(False),
+        on_device=st.booleans(),
     )
 )
 def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
@@ -111,7 +116,7 @@ def test_results_without_a_header_may_be_torn_anywhere(
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         buffer += stream[start:end]
         for frame in wire.unpack(buffer):
-            found += wire.read_results(*frame) if frame[0][0] == wire.RESULTS else [frame]
+            found += wire.read_results(*frame) if frame[0][0] == wire.PLAIN else [frame]
     assert found == sent
     assert buffer == b""
 

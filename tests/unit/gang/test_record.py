@@ -33,7 +33,7 @@ def test_every_line_comes_back(tmp_path_factory: object, lines: list[StepLine]) 
     for line in lines:
         record.step(line)
     record.close()
-    found = read_metrics(folder.metrics)
+    found = [*read_metrics(folder.metrics)]
     assert json.dumps(found) == json.dumps([line.record() for line in lines])
 
 
@@ -101,7 +101,7 @@ def test_ranks_that_begin_again_tell_their_task_nothing_twice(
         assert [line["step"] for line in read_metrics(folder.metrics)][::2] == [*range(1, last + 1)]
     told = [line["step"] for line in read_metrics(stream) if line["kind"] == "train"]
     assert told == [1, 2, 3, 4, 1, 2, 3]
-    assert len(read_metrics(stream)) == 2 * len(told)
+    assert len([*read_metrics(stream)]) == 2 * len(told)
     lines = [json.loads(line) for line in stream.read_text().splitlines()]
     assert [line["between"] for line in lines if "between" in line] == [10, 20, 30, 40, 10, 20, 30]
     before = [(line["step"], line["before"]) for line in lines if "before" in line]

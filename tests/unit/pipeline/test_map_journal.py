@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import SetupError
-from muster.pipeline.journal import Journal
+from muster.pipeline.journal import Journal, kept_of
 
 ranges = st.lists(st.integers(1, 5), min_size=1, max_size=12)
 
@@ -191,7 +191,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from muster.pipeline.journal import Journal
+from muster.pipeline.journal import Journal, kept_of
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
 journal = Journal(folder, "k")
 said = 0
@@ -246,4 +246,22 @@ def test_rejects_after_a_finish_that_was_cut_short_are_kept_as_well(tmp_path: Pa
     journal = Journal(tmp_path, "k")
     assert list(journal.missing(0, 8)) == []
     assert journal.finish().bad_size == len(lines_of(0, 8)[1])
+    journal.close()
+
+
+def test_who_looks_while_a_chunk_is_finished_sees_what_is_done(tmp_path: Path) -> None:
+    """An index that was not there at the first look may have its last name by the second."""
+    journal = Journal(tmp_path, "k")
+    add(journal, 0, 6)
+
+    class Looked(type(tmp_path)):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            try:
+                return bytes(super().read_bytes())
+            finally:
+                if not (tmp_path / "k.fin").exists():
+                    journal.finish()
+
+    assert kept_of(Looked(tmp_path), "k").num_rows == 6
+    assert kept_of(tmp_path, "k").num_rows == 6
     journal.close()

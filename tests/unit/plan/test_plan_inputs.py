@@ -107,7 +107,7 @@ def test_power_link_and_price_of_a_card() -> None:
         (lambda: work_of(known(), group("L4")), "needs the number of samples per optimizer step"),
         (
             lambda: work_of(known(global_batch=8), group("L4")),
-            "add --calibrate to measure",
+            "for a task add --calibrate to measure",
         ),
         (
             lambda: work_of(known(global_batch=8, flops_per_sample=1.0), group("L4")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from muster import Context
+from muster.farm.task import Order
+from muster.farm.worker.context import Surroundings
 from muster.run.folder import RunFolder
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.ensemble import Failure
@@ -61,17 +64,8 @@ class Coordinator:
 
 
 def context(folder: Path, line: Coordinator) -> Context:
-    return Context(
-        folder=RunFolder(folder),
-        task_id=1,
-        key="0" * 32,
-        token=1,
-        attempt=1,
-        tries=0,
-        device="cpu",
-        params={},
-        line=line,
-    )
+    around = Surroundings(RunFolder(folder), "cpu", line, os.getpid())
+    return Context(around, Order(1, 1, 1, "0" * 32, 1, b"{}"), {})
 
 
 def tasks_of(method: str, **flags: Any) -> list[dict[str, Any]]:

@@ -14,11 +14,13 @@ from muster.rank.freed_memory import bytes_to_keep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
 
-#: Page faults of taking, filling and freeing 128 MiB for the third time, in blocks of 16 MiB, and
-#: what the process holds afterwards; then the faults of one block of 4 MiB, freed and taken 100
-#: times, as the tensors of a notebook are. In a process of its own: malloc's settings last as long.
+#: Page faults of 8 blocks of 512 KiB, freed and taken 100 times, as batches are; of taking, filling
+#: and freeing 128 MiB for the third time, in blocks of 16 MiB, and what the process holds
+#: afterwards; then the faults of one block of 4 MiB, freed and taken 100 times, as the tensors of a
+#: notebook are. In a process of its own: malloc's settings last as long.
 PROGRAM = """
 import contextlib, ctypes, json, resource, sys
+from muster.base.freed_blocks import keep_freed_blocks
 from muster.rank.freed_memory import freed_memory_kept
 
 libc = ctypes.CDLL(None)
@@ -38,13 +40,17 @@ def held_mib():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
+if sys.argv[1] == "blocks":
+    keep_freed_blocks(4 << 20)
+batches = sum(fill(8, 512 << 10) for _ in range(100))
 start = held_mib()
 with freed_memory_kept() if sys.argv[1] == "kept" else contextlib.nullcontext():
     again = [fill() for _ in range(3)][-1]
     inside = held_mib() - start
 after = held_mib() - start
 later = sum(fill(1, 4 << 20) for _ in range(100))
-print(json.dumps({"again": again, "inside": inside, "after": after, "later": later}))
+found = {"batches": batches, "again": again, "inside": inside, "after": after, "later": later}
+print(json.dumps(found))
 """
 
 
@@ -63,6 +69,11 @@ def test_memory_freed_inside_is_used_again_and_given_back_after_it() -> None:
     assert kept["again"] < 100
     assert kept["inside"] > 120
     assert kept["after"] < 64
+
+
+def test_blocks_that_are_to_be_kept_are_not_cleared_anew() -> None:
+    assert measured("usual")["batches"] > 50_000
+    assert measured("blocks")["batches"] < 3_000
 
 
 def test_blocks_that_are_freed_and_taken_later_are_used_again_as_ever() -> None:

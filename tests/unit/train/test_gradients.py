@@ -48,7 +48,7 @@ class Asking(Toy):
 
 def norms(folder: Path, task: Toy) -> list[float]:
     train(task, CONFIG, RunFolder(folder), None, lambda line: None)
-    lines = read_metrics(RunFolder(folder).metrics)
+    lines = [*read_metrics(RunFolder(folder).metrics)]
     return [line["grad_norm"] for line in lines if line["kind"] == "train"]
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.made_runs import made_sweep
 
 from muster.api.trackers.metrics import RankLog
 from muster.base.errors import UsageError
+from muster.base.metric_log import mark_start
 from muster.web.content import curves
 from muster.web.content.curves import between, decimate
 from muster.web.folder import Folder
@@ -105,3 +106,31 @@ def test_a_log_that_grows_is_read_on_and_one_that_was_cut_is_read_again(tmp_path
     assert log.curves()["train/loss"].value.tolist() == [0.5, 0.5, 9.0]
     path.unlink()
     assert log.curves() == {}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.lists(st.one_of(st.integers(0, 8), st.just("again")), max_size=30),
+    looks=st.sets(st.integers(0, 30)),
+)
+def test_a_log_that_is_looked_at_often_says_the_same_as_one_that_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int | str], looks: set[int]
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "metrics.jsonl"
+    path.touch()
+    often = RankLog(path)
+    for number, step in enumerate(steps):
+        if step == "again":
+            mark_start(path)
+        else:
+            line = {"step": step, ("loss", "speed")[number % 2]: number}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if number in looks:
+            often.curves()
+    once = RankLog(path).curves()
+    found = often.curves()
+    assert [*found] == [*once]
+    for name, curve in once.items():
+        assert [c.tolist() for c in found[name][::2]] == [c.tolist() for c in curve[::2]]
+        assert found[name].token.tolist() == curve.token.tolist()

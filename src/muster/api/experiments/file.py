@@ -201,7 +201,9 @@ def _split(
             made[kind] = decode(kind, own)
         except MalformedError as error:
             key = next((k for k in tree if str(error).startswith(k.replace("-", "_"))), "")
-            raise UsageError(f"{_at(places, (*at, key))}{error}.") from None
+            whole = f"phase {at[-1]}" if at else "the file"
+            what = re.sub(r"^it\b", whole, str(error))
+            raise UsageError(f"{_at(places, (*at, key))}{what}.") from None
     return made, rest
 
 

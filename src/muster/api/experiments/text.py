@@ -19,7 +19,7 @@ Places = dict[Keys, str]
 
 def read_tree(file: Path) -> tuple[dict[str, Any], Places]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # an editor may have put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         written = [f"{file}{ending}" for ending in (".toml", ".yaml", ".yml")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from muster.api.report.rank_failures import failed_rank, ranks_in
 from muster.base.errors import UsageError
 from muster.base.journal import read_journal
 from muster.base.shown_text import shell_word
-from muster.gang.failures import failed_rank, ranks_in
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 
@@ -48,15 +48,15 @@ def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
             f"{folder.path} is {stored.kind_name}: it has no table of muster's.",
             hint=f"what its ranks printed is in {folder.logs}.",
         )
-    lines = list(read_journal(folder.metrics))
-    if not lines:
+    from muster.farm.export import export_records
+
+    num_lines = export_records(lambda: read_journal(folder.metrics), target)
+    if not num_lines:
         raise UsageError(
             f"{folder.path} has no table yet: no step of the training was recorded.",
             hint=f"see how it stands: muster status {shell_word(folder.path)}",
         )
-    from muster.farm.export import export_records
-
-    return export_records(lines, target)
+    return num_lines
 
 
 def _listed(ranks: list[int]) -> str:

@@ -18,6 +18,7 @@ from muster.api.maps.publish import tally
 from muster.api.report.about import farm_state, gang_state, rejects
 from muster.api.report.content import Health
 from muster.api.report.map import map_state, stage_folders
+from muster.api.report.rank_failures import failed_rank, rank_failures
 from muster.api.runs import Run, Status
 from muster.api.start.code_watch import changes_of_code
 from muster.base.atomic_files import DISK_REFUSALS, refusal_of
@@ -26,10 +27,10 @@ from muster.base.journal import last_lines, read_journal
 from muster.base.shown_text import count, shell_word, shown_mib
 from muster.base.signals import CANCEL, shown_request
 from muster.farm.canonical import task_label
-from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import AttemptRow, LogPart
 from muster.farm.outcomes import REASONS
 from muster.farm.task import Outcome, TaskState
-from muster.gang.failures import failed_rank, rank_failures
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.run.state import Start, has_saved, last_start, last_word
@@ -226,7 +227,8 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
         if text := event.get("stall") or event.get("text") or event.get("error"):
             yield str(text).partition(_HINT)[0]
     yield from _asked_to_end(start)
-    if status.state == "refused" and (message := last_word(run.folder).get("message")):
+    word = last_word(run.folder) if status.state in ("refused", "failed") else {}
+    if word.get("ending") == "refused" and (message := word.get("message")):
         yield str(message)
 
 

@@ -288,7 +288,9 @@ def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> bool:
     raise UsageError(
         f"The output {path} has changed since this run wrote it: {published.size:,} bytes "
         f"then, {size:,} now.",
-        hint="move it away, or replace it with --overwrite.",
+        hint="move it away, or replace it with --overwrite."
+        if folder.parts.exists()
+        else "its chunks are gone; make it again from the start with --restart --overwrite.",
     )
 
 

@@ -18,7 +18,7 @@ from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
 from muster.base.shown_text import count, hide_secrets
-from muster.farm.ledger.read import FailureGroup
+from muster.farm.ledger.records import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 from muster.run.state import last_ending, last_report, starts_of
@@ -118,7 +118,7 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
 
 def gang_failures(folder: RunFolder) -> list[Block]:
     """The report of the last start, and the errors that its ranks wrote down. Reads the folder."""
-    from muster.gang.failures import rank_failures
+    from muster.api.report.rank_failures import rank_failures
 
     blocks: list[Block] = []
     if report := last_report(folder):

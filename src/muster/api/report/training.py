@@ -15,7 +15,7 @@ from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured, d
 from muster.api.report.sweep import Content, drawn_curves, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_object
-from muster.base.journal import read_journal
+from muster.base.journal import lines_to_draw
 from muster.base.shown_text import count
 from muster.run.folder import RunFolder
 from muster.run.state import last_start, starts_of
@@ -31,7 +31,7 @@ def training_content(run: Run, place: RunFolder) -> Content:
     folder, stored = run.folder, run.stored
     state, health = gang_state(folder, run.status())
     results = read_object(folder.training_results)
-    lines = list(read_journal(folder.metrics))
+    lines = lines_to_draw(folder.metrics)
     figures, remarks = drawn(lambda: _draw(folder, place, results, lines))
     pictures = [
         *pictures_of(figures, f"the training {folder.name}"),
@@ -86,7 +86,7 @@ def script_content(run: Run, place: RunFolder) -> Content:
 
 
 def _draw(
-    folder: RunFolder, place: RunFolder, results: Results, lines: Sequence[Mapping[str, Any]]
+    folder: RunFolder, place: RunFolder, results: Results, lines: Sequence[dict[str, Any]]
 ) -> list[Path]:
     """The curves, what they leave out, confusions, and what the task itself drew at its end."""
     own = {_MEASURED, *(f"{_CONFUSION}-{split}" for split in results.get("metrics", {}))}
@@ -106,7 +106,7 @@ def _draw(
 
 
 def _curves(
-    folder: RunFolder, place: RunFolder, results: Results, lines: Sequence[Mapping[str, Any]]
+    folder: RunFolder, place: RunFolder, results: Results, lines: Sequence[dict[str, Any]]
 ) -> list[Path]:
     """``curves.png``: the training's own, or one drawn now where the training has not ended."""
     kinds = {line.get("kind") for line in lines}
@@ -116,10 +116,9 @@ def _curves(
         if place.curves != folder.curves:
             shutil.copyfile(folder.curves, place.curves)
         return [place.curves]
-    known = [dict(line) for line in lines if "kind" in line]
     from muster.plotting import draw_curves
 
-    draw_curves(place.curves, known, _monitor(results, lines), folder.name)
+    draw_curves(place.curves, lines, _monitor(results, lines), folder.name)
     return [place.curves]
 
 

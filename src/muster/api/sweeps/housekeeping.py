@@ -169,7 +169,8 @@ def _wrong(name: str, what: Any, wanted: str) -> TargetError:
 
 _STATUS_EVERY_S = 1.0
 _LOOK_AT_CODE_EVERY_S = 10.0
-#: Before what is expected to be the end of the work, the process that writes the table is begun.
+#: So long before the last task ends, at the pace of the others, the process that writes the table
+#: is begun: earlier it would take a core from them.
 _NEAR_S = 0.5
 
 
@@ -234,7 +235,8 @@ class Housekeeping:
             self._num_failed_before = view.num_failed
         elif view.num_failed > self._num_failed_before:
             self._services.tell("failure", f"{view.name}: the first task has failed")
-        if self._table is not None and view.eta is not None and view.eta.high_s < _NEAR_S:
+        left = view.total - view.num_ended
+        if self._table is not None and view.rate and left < _NEAR_S * view.rate:
             self._table.begin()
         self._show(view)
 

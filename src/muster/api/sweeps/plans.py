@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from muster.api.start.limits import refuse_to_begin
@@ -234,10 +235,12 @@ def stored_options(run: Run) -> SweepOptions:
     return SweepOptions(**values)
 
 
-def stored_workload(run: Run) -> Workload:
-    """The run's own tasks, which are all in its ledger.
+def stored_workload(run: Run, budget: Mapping[str, Any] = MappingProxyType({})) -> Workload:
+    """The run's own tasks, which are all in its ledger. ``budget``: what of a search's is another
+    one now.
 
-    Raises SetupError when the run was killed before all of them were listed there.
+    Raises SetupError when the run was killed before all of them were listed there, and UsageError
+    for a budget without a search.
     """
     stored = run.stored
     status = run.status()
@@ -260,12 +263,19 @@ def stored_workload(run: Run) -> Workload:
         parameters=(),
     )
     if "search" not in stored.fixed:
+        if budget:
+            raise UsageError(
+                f"{run.path} is no search: {', '.join(budget)} cannot be raised.",
+                hint=f"add tasks to it: muster add {shell_word(run.path)} --seeds N",
+            )
         return workload
     from muster.api.sweeps.search import as_search  # few runs are searches
     from muster.search.spec import SearchSpec
 
     known = None if targets[0].kind == "command" else look(ref_of_spec(targets[0]))
-    return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)
+    spec = SearchSpec.from_json(stored.spec["search"])
+    spec = dataclasses.replace(spec, budget=dataclasses.replace(spec.budget, **budget))
+    return as_search(workload, spec, known)
 
 
 def workload_over(run: Run, space: Space) -> Workload:

@@ -21,12 +21,13 @@ from muster.api.sweeps.workload import Workload, of_command, of_function
 from muster.base.clock import Clock
 from muster.base.errors import PlanMismatchError, TargetError, UsageError
 from muster.base.settings import child_environment
-from muster.base.target import load, parse_target, ref_of
+from muster.base.target import load, parse_target, ref_of, see_working_folder
 from muster.farm import space as farm_space
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.plan import Numbers
+from muster.farm.space_difference import changed_lines
 from muster.farm.task import NewTask, TargetSpec
 from muster.farm.template import OWN_PROGRAM, names_in
 from muster.run.folder import RunFolder
@@ -112,7 +113,7 @@ def annotated_space(target: str) -> Space | None:
 
     Raises TargetError where the target cannot be imported.
     """
-    argv = [sys.executable, "-m", "muster.api.sweeps.search", target]
+    argv = [sys.executable, "-P", "-m", "muster.api.sweeps.search", target]
     done = subprocess.run(argv, capture_output=True, check=False, env=child_environment({}))
     _, mark, text = done.stdout.rpartition(_MARK)
     if done.returncode or not mark:
@@ -124,6 +125,7 @@ def annotated_space(target: str) -> Space | None:
 
 def main(target: str) -> int:
     """Be that process."""
+    see_working_folder()
     space = Space.of_function(load(parse_target(target), Path.cwd()))
     sys.stdout.flush()
     found = {} if space is None else space.to_json()
@@ -269,7 +271,7 @@ def _fixed(spec: SearchSpec) -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between the fixed parts of two workloads, a sentence each."""
-    return farm_space.changed_lines(_lines(old), _lines(new))
+    return changed_lines(_lines(old), _lines(new))
 
 
 def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:

@@ -23,7 +23,8 @@ from muster.farm.canonical import encode_canonical, key_of_payload, payload_and_
 from muster.farm.executors.base import check_executor
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
-from muster.farm.space import Space, describe_difference
+from muster.farm.space import Space
+from muster.farm.space_difference import describe_difference
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import OWN_PROGRAM, check_places, names_in, shell_line
 from muster.run.folder import RunFolder

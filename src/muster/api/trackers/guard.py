@@ -305,7 +305,6 @@ def main(argv: list[str]) -> int:
     is_over = threading.Event()
     threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
     os.nice(_NICE)  # the work of the run comes first
-    _weigh_sessions([os.getpid()], _NICE)
     try:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
@@ -322,7 +321,8 @@ def main(argv: list[str]) -> int:
 
 
 class _ComingSecond:
-    """A tracker whose helpers, such as W&B's, come behind the work of the run as well."""
+    """A tracker that comes behind the work of the run once its library is there, which takes some
+    seconds of a processor, and with it the helpers that its first run begins, such as W&B's."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.most_open = tracker.most_open
@@ -331,7 +331,7 @@ class _ComingSecond:
 
     def open(self, tracked: Tracked) -> TrackerRun:
         run = self._tracker.open(tracked)
-        if self._is_first:  # with which they begin
+        if self._is_first:
             self._is_first = False
             _weigh_sessions(family(os.getpid()), _NICE)
         return run

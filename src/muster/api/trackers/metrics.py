@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.errors import UsageError
 from muster.base.metric_log import PROCESS, is_mark, numbers_of
+from muster.farm import wire
 from muster.farm.canonical import short_key, task_label
-from muster.farm.ledger.read import LedgerReader, TaskRow
-from muster.farm.metrics import Curve, Points, curves_of, decode, effective, encode
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
+from muster.farm.metrics import Curve, curves_of, cut
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+#: Tasks that are read with one statement.
+_AT_ONCE = 500
 
 
 class Series(NamedTuple):
@@ -49,9 +55,9 @@ def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[S
         if task_id is not None:
             yield from series_of(ledger, ledger.task(task_id))
             return
-        logged = ledger.tasks_with_metrics()
-        for row in ledger.tasks():
-            if row.task_id in logged:
+        logged = sorted(ledger.tasks_with_metrics())
+        for first in range(0, len(logged), _AT_ONCE):
+            for row in ledger.rows_of(logged[first : first + _AT_ONCE]):
                 yield from series_of(ledger, row)
 
 
@@ -195,6 +201,19 @@ class RankLines:
             self._starts.clear()
 
 
+class _Columns(NamedTuple):
+    """Points of one metric as numbers side by side, in a tenth of the room of Python's objects."""
+
+    step: array[int]
+    time_s: array[float]
+    value: array[float]
+
+    def as_curve(self, start: int) -> Curve:
+        import numpy as np
+
+        return Curve._make(map(np.asarray, (*self, array("q", [start]) * len(self.step))))
+
+
 class RankLog:
     """What a training, an agent or a program under ``muster run`` has written down.
 
@@ -204,18 +223,40 @@ class RankLog:
     def __init__(self, path: Path) -> None:
         self._lines = RankLines(path)
         self._num_cuts = 0
-        self._frames: list[tuple[int, Points]] = []
+        self._curves: dict[str, Curve] = {}
 
     def curves(self) -> dict[str, Curve]:
         """What holds now, by metric; none where nothing was written."""
-        together: dict[int, list[tuple[str, int, float, float]]] = {}
+        new: dict[str, dict[int, _Columns]] = {}
         for start, number, record in self._lines:
             if (found := numbers_of(record, number)) is not None:
                 step, time_s, numbers = found
-                written_s = math.nan if time_s is None else time_s
-                points = [(name, step, written_s, value) for name, value in numbers.items()]
-                together.setdefault(1 if "kind" in record else start, []).extend(points)
+                attempt = 1 if "kind" in record else start
+                for name, value in numbers.items():
+                    columns = new.setdefault(name, {}).get(attempt)
+                    if columns is None:
+                        columns = _Columns(array("q"), array("d"), array("d"))
+                        new[name][attempt] = columns
+                    columns.step.append(step)
+                    columns.time_s.append(math.nan if time_s is None else time_s)
+                    columns.value.append(value)
         if self._num_cuts != self._lines.num_cuts:
-            self._num_cuts, self._frames = self._lines.num_cuts, []
-        self._frames += [(start, decode(encode(points))) for start, points in together.items()]
-        return effective(self._frames)
+            self._num_cuts, self._curves = self._lines.num_cuts, {}
+        for name in list(new):
+            self._add(wire.clean(name), new.pop(name))
+        return dict(self._curves)
+
+    def _add(self, name: str, new: Mapping[int, _Columns]) -> None:
+        """Join what was known of a metric with what is new, so that a look takes no longer because
+        of all looks before it.
+        """
+        import numpy as np
+
+        by_start: dict[tuple[int, int], list[Curve]] = {}
+        if (known := self._curves.get(name)) is not None:
+            for attempt in np.unique(known.token).tolist():
+                own = Curve._make(column[known.token == attempt] for column in known)
+                by_start[attempt, 0] = [own]
+        for attempt, columns in new.items():
+            by_start.setdefault((attempt, 0), []).append(columns.as_curve(attempt))
+        self._curves[name] = cut(by_start)

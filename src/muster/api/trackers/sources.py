@@ -19,7 +19,8 @@ from muster.base.errors import TargetError
 from muster.base.metric_log import LATEST_S, PROCESS, TIME, as_number, step_of_line
 from muster.base.shown_text import hide_secrets
 from muster.farm.canonical import decode, encode, task_label
-from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import TaskRow
 from muster.farm.metrics import Frame, frames_above
 from muster.farm.metrics import decode as decode_points
 from muster.farm.rows import flattened, metrics_of

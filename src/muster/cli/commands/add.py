@@ -248,7 +248,8 @@ def _tell(run: Run, added: Added, shown: ShownFlags) -> None:
     if shown.json:
         output.say_json(_record(run, added))
     elif not shown.quiet:
-        by = f"; process {holder(run.folder)} takes them up" if added.is_at_work else ""
+        them = "it" if added.num_new == 1 else "them"
+        by = f"; process {holder(run.folder)} takes {them} up" if added.is_at_work else ""
         output.say(f"{run.folder.name}: {_numbers(added)}{by if added.num_new else ''}")
         if not (added.num_new or added.is_at_work) and run.status().counts["waiting"]:
             output.say(f"  what is left of them: muster resume {shell_word(run.path)}")

@@ -281,7 +281,7 @@ def errors(argv: list[str]) -> int:
 
 def _error_record(run: Run) -> Any:
     if run.stored.is_gang:
-        from muster.gang.failures import rank_failures
+        from muster.api.report.rank_failures import rank_failures
 
         found = rank_failures(run.folder)
         errors = [{"rank": rank, **asdict(error)} for rank, error in found.errors.items()]
@@ -313,7 +313,7 @@ def _show_errors(run: Run) -> int:
 
 
 def _rank_errors(run: Run) -> int:
-    from muster.gang.failures import rank_failures
+    from muster.api.report.rank_failures import rank_failures
 
     failures = rank_failures(run.folder)
     report, found = failures.report, failures.errors

@@ -202,9 +202,9 @@ def _muster(command: str, *words: str) -> Answer:
     """What the command answers: its exit code, its JSON, and what it complains of."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "muster", command, "--json", *words], stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=_TIMEOUT_S, env=child_environment({"NO_COLOR": "1"}),
-            check=False,
+            [sys.executable, "-P", "-m", "muster", command, "--json", *words],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S,
+            env=child_environment({"NO_COLOR": "1"}), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"exit_code": 1, "error": f"muster {command} took more than {_TIMEOUT_S:g} s."}

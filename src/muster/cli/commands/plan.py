@@ -87,6 +87,11 @@ def main(argv: list[str]) -> int:
     known = known_model(flags.what, request)
     if known is None and _is_task(flags.what):
         known = known_task(flags.what, task_flags, request, read_settings(), output.remark)
+    elif known is not None and request.calibrate:
+        raise UsageError(
+            f"--calibrate measures the steps of a task, and {flags.what} is a model without one.",
+            hint="write the task instead, or leave --calibrate out.",
+        )
     elif task_flags:
         raise UsageError(f"-- {' '.join(task_flags)}: only a task has flags of its own.")
     if known is None:

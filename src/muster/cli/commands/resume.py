@@ -21,6 +21,7 @@ from muster.api.slurm.array import read_array
 from muster.api.slurm.gang import NodeStart
 from muster.api.start.options import SweepOptions
 from muster.api.sweeps.plans import go_to, stored_options, stored_workload
+from muster.api.sweeps.search_options import SearchOptions
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.base.shown_text import shell_word
@@ -81,6 +82,8 @@ _FIRST = (
     "run", "cancelled", "devices", "gpu_ids", "per_gpu", "retries", "retry_exceptions",
     "timeout_s", "keep_going", "executor", "allow_changed_code", "dry_run", "quiet", "json",
 )  # fmt: skip
+#: What may grow in a search, and what that is called in its record.
+_BUDGET = {"trials": "trials", "search_time_s": "seconds", "gpu_hours": "gpu_hours"}
 #: What goes on with a run of ranks or with a map, which are not retried either.
 _COMMANDS: Mapping[Kind, Callable[..., int]] = {
     "map": map_command.start,
@@ -210,7 +213,10 @@ def _on_node(
 def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
     own = Part(of=SweepOptions, without=("run_dir", "name"))  # the run has its folder
     groups: dict[str, Any] = {"place": RunPlace, "options": own, "shown": ShownFlags}
-    groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
+    if command == "retry":
+        groups["again"] = _RetryFlags
+    else:
+        groups |= {"search": Part(of=SearchOptions, only=tuple(_BUDGET)), "job": _JobFlags}
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
     run = find_run(parsed.place.run)
@@ -240,7 +246,8 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         again = _merged(path, before, typed, ONE_TIME)
         return sweep.start(_as_planned(again, typed), again.argv(), reopens)
     run = Run(path)  # which was named from where the user is
-    workload = dataclasses.replace(stored_workload(run), reopens=reopens)
+    budget = {_BUDGET[name]: value for name, value in parsed.given("search").items()}
+    workload = dataclasses.replace(stored_workload(run, budget), reopens=reopens)
     options = _options(parsed, stored_options(run))
     return sweep.run_and_sum_up(workload, options, (), parsed.shown)
 

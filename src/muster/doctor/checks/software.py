@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from muster.base.errors import how_to_install
 from muster.base.shown_text import count
 from muster.devices.discovery import apply_visibility
 from muster.doctor.checks.speed import probe_trouble
-from muster.doctor.facts import NO_TORCH, Facts
+from muster.doctor.checks.torch_start import torch_start
+from muster.doctor.facts import Facts
 from muster.doctor.findings import (
     MAKERS,
     Finding,
@@ -171,8 +171,6 @@ def device_order(facts: Facts) -> Iterator[Finding]:
         yield ok("CUDA numbers the GPUs as nvidia-smi does.")
 
 
-#: Seconds after which an import of torch that was cut off is worth a warning.
-_LONG_IMPORT_S = 5.0
 #: The oldest Linux driver that runs programs of a CUDA major version ("minor version
 #: compatibility", NVIDIA CUDA Compatibility guide, table 1).
 _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -180,52 +178,10 @@ _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 def torch_build(facts: Facts) -> Iterator[Finding]:
     """torch is there, and built for this kind of GPU and this driver."""
-    torch, run = facts.torch, facts.torch.run
-    name = f"torch {torch.version}" if torch.version else "torch"
-    is_import = run.at in (None, "importing torch")
-    if torch.version is None and run.status != "hung" and run.error in (None, NO_TORCH):
-        yield (warning if working_gpus(facts) else note)(
-            what="torch is not installed.",
-            why="Sweeps and maps of what needs no torch run; trainings, `muster run` and most "
-            "recipes do not.",
-            fix=f"{how_to_install('torch')}, or name the Python that has torch: muster sweep "
-            "--python PATH …",
-        )
-        return
-    was_cut = run.status in ("hung", "skipped") and run.seconds > 0
-    if torch.version is None and not was_cut:
-        yield error(
-            what=f"torch cannot be used: {run.error}.",
-            why="No PyTorch program runs.",
-            fix="Reinstall torch.",
-        )
-        return
-    if run.status in ("failed", "hung"):
-        how = (
-            f"does not start: {run.reason}"
-            if run.status == "failed"
-            else f"was still {run.at or 'starting'} after {run.seconds:.0f} s."
-        )
-        yield error(
-            what=f"{name} {how}",
-            why="No PyTorch program runs.",
-            fix="Reinstall torch; a library that LD_LIBRARY_PATH puts before torch's own is the "
-            "most frequent cause. From a slow disk, a first import may just need --time-limit 3m."
-            if is_import
-            else "The import went well, so look at the driver: dmesg | grep -e Xid -e NVRM, then "
-            "reset the GPU or reboot.",
-        )
-        return
-    if run.status == "skipped" and is_import and run.seconds >= _LONG_IMPORT_S:
-        yield warning(
-            what=f"The start of {name} was not examined: {run.error}.",
-            why="An import takes a second or two, and longer from a slow disk. One that never ends "
-            "would keep every PyTorch program from starting.",
-            fix="Give more time: --time-limit 60 tells whether it hangs.",
-        )
-    elif not facts.is_quick:
-        yield from probe_trouble(run, "The start of torch")
-    if torch.version is None:
+    torch = facts.torch
+    told = list(torch_start(facts))
+    yield from told
+    if torch.version is None or any(one.severity == "error" for one in told):
         return
     for vendor, build, index in (
         ("nvidia", torch.cuda_build, "cu126"),

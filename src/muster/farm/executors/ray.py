@@ -77,7 +77,8 @@ class RayExecutor:
         self._arrived: queue.SimpleQueue[tuple[_Pilot, str, Any]] = queue.SimpleQueue()
         self._events: list[Event] = []
         self._token = secrets.token_hex(16)
-        self._map = _map_of(self._folder)
+        plan = self._folder.map_json
+        self._map = MapToSend(plan, self._folder.name) if plan.exists() else None
         stages = self._map.stages if self._map is not None else []
         self._code = CodeToSend([*assignment.targets.values(), *stages], Path.cwd())
         self._sent: dict[str, list[Any]] = {}  # what is in the object store: code, and input files
@@ -386,10 +387,6 @@ def _start_of(request: ClusterRequest) -> str:
     if request.address is not None:
         return f"joining the Ray cluster at {request.address}"
     return f"Ray is being started on {'this machine' if request.hosts is None else 'the hosts'}"
-
-
-def _map_of(folder: RunFolder) -> MapToSend | None:
-    return MapToSend(folder.map_json, folder.name) if folder.map_json.exists() else None
 
 
 def _import_ray() -> Any:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from muster.base.held_port import held_port
@@ -38,11 +39,16 @@ _REGISTERS_S = 30.0
 #: to run there, before they are asked.
 ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
     "RAY_enable_worker_prestart": "1",
     "RAY_preload_python_modules": ray_pilot.__name__,
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
+
+
+class GivenUpError(Exception):
+    """Nobody waits for this start any more."""
 
 
 @functools.cache
@@ -53,12 +59,22 @@ def deaf_ports() -> Mapping[str, int]:
 
 @contextlib.contextmanager
 def lean(
-    ray: Any, workers: int, of_worker: Callable[[str], str] = lambda command: command
+    ray: Any,
+    workers: int,
+    of_worker: Callable[[str], str] = lambda command: command,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[type[Any]]:
     """The class of a lean node, which is Ray's own within this. ``workers``: so many processes are
     there before anybody asks for them, started with what ``of_worker`` makes of Ray's command.
+
+    ``is_given_up``: asked until the node is there, which then ends with GivenUpError. Later a start
+    cannot be ended: Ray ends a process whose control store has gone.
     """
     private, raylet = ray._private, ray._raylet
+
+    def go_on() -> None:
+        if is_given_up():
+            raise GivenUpError
 
     class LeanNode(private.node.Node):  # type: ignore[misc, name-defined]
         def start_api_server(self, **_: Any) -> None:
@@ -86,15 +102,28 @@ def lean(
             node: Any = self
             until_s = time.monotonic() + _REGISTERS_S
             with contextlib.suppress(Exception):  # in another version; Ray waits itself after this
-                while not node.dead_processes() and time.monotonic() < until_s:
+                while not (is_given_up() or node.dead_processes()) and time.monotonic() < until_s:
                     known = node.get_gcs_client().get_all_node_info(timeout=_REGISTERS_S)
                     if node._node_id in {one.hex() for one in known}:
-                        return
+                        break
                     time.sleep(_EVERY_S)
+            go_on()
+
+    wait_for_port = private.node.wait_for_persisted_port
+
+    def wait(folder: str, node_id: str, name: str, timeout_ms: int, **named: Any) -> int:
+        """Ray itself waits with the interpreter's lock held, and no Ctrl-C is heard."""
+        until_s = time.monotonic() + timeout_ms / 1000
+        while not any(Path(folder).glob(f"{name}*")) and time.monotonic() < until_s:
+            go_on()
+            time.sleep(_EVERY_S)
+        go_on()
+        return int(wait_for_port(folder, node_id, name, timeout_ms=timeout_ms, **named))
 
     start_process = private.services.start_ray_process
 
     def start_lean(command: list[str], *arguments: Any, **named: Any) -> Any:
+        go_on()
         instead = {**dict.fromkeys(_AGENTS, NOBODY), _PRESTART: workers}
         words = []
         for word in command:
@@ -105,7 +134,7 @@ def lean(
         return start_process(words, *arguments, **named)
 
     with (
-        replaced(private.node, Node=LeanNode),
+        replaced(private.node, Node=LeanNode, wait_for_persisted_port=wait),
         replaced(private.services, start_ray_process=start_lean),
         # The libraries of the dashboard, which it would import to see whether they are there, take
         # half of what is left of a start.

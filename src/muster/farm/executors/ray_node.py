@@ -65,8 +65,8 @@ def main(settings: dict[str, Any]) -> str:
     settings |= dict.fromkeys(("min_worker_port", "max_worker_port"), 0)  # any that is free
     settings["include_dashboard"] = False
     how = {"head": place is None, "shutdown_at_exit": False, "spawn_reaper": False}
-    started_by = [forks.command] if forks else []
-    with lean(ray, workers, *started_by) as node_class, imported_when_used(*_RARELY_USED):
+    of_worker = forks.command if forks else str  # as it is
+    with lean(ray, workers, of_worker) as node_class, imported_when_used(*_RARELY_USED):
         node = node_class(RayParams(**settings), **how)
     sys.stdout.write(f"{STARTED} {node.gcs_address}\n")
     sys.stdout.flush()

@@ -28,8 +28,8 @@ from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
 
 _ANSWER_S = 5.0
-#: What a start of Ray may take to come up, or to end once what it waits for is gone.
-_COME_UP_S, _GIVE_UP_S = 10.0, 10.0
+#: What a start of Ray may take to come up, and to end once it is given up.
+_COME_UP_S, _GIVE_UP_S = 10.0, 1.0
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
@@ -56,6 +56,7 @@ class RaySession:
         self._has_joined, self._is_over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._is_noted = False  # the error, and it is raised with the next look
+        self._is_closing = False  # so that a start which can still be given up is
         self._restore = contextlib.ExitStack()  # what is Ray's and was changed
         if request.hosts is not None:  # first, for importing Ray takes a second as well
             token = secrets.token_hex(32)
@@ -123,18 +124,14 @@ class RaySession:
             yield self._hosts.news.get()
 
     def close(self) -> None:
-        if self._thread is not None and not self._has_joined.wait(_COME_UP_S):
-            # Nothing ends a start of Ray from outside but the end of what it waits for. That is
-            # the last resort: Ray looks for a control store that is gone with the interpreter's
-            # lock held, so that nothing else runs here, and ends this process a minute later.
-            self._kill_started()
-            if self._hosts is not None:
-                self._hosts.close()
-            if self._request.address is None:  # else it is not ours to end
-                self._has_joined.wait(_GIVE_UP_S)
+        self._is_closing = True
+        if self._thread is not None:
+            self._end_start()
         has_begun = self._has_joined.is_set() and self._error is None
         if has_begun:
             self.ray.shutdown()
+        else:
+            self._kill_started()
         self._restore.close()
         if self._hosts is not None:
             self._hosts.close()
@@ -143,6 +140,24 @@ class RaySession:
         self._is_over.set()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_start(self) -> None:
+        """Have the thread come to an end that is starting Ray, or joining one."""
+        if self._has_joined.wait(_GIVE_UP_S):
+            return
+        # Until there is a node, what is not there yet is not waited for: it may hang.
+        has_node = self.ray._private.worker._global_node is not None
+        if (has_node or self._folder is None) and self._has_joined.wait(_COME_UP_S):
+            return
+        # Nothing ends a start of Ray from outside but the end of what it waits for. Once there is a
+        # node that is the last resort: Ray looks for a control store that is gone with the
+        # interpreter's lock held, so that nothing else runs here, and ends this process a minute
+        # later.
+        self._kill_started()
+        if self._hosts is not None:
+            self._hosts.close()
+        if self._request.address is None:  # else it is not ours to end
+            self._has_joined.wait(_GIVE_UP_S)
 
     def _has_connected(self, timeout_s: float) -> bool:
         """In a thread, as Ctrl-C is to be heard meanwhile. Raises what went wrong."""
@@ -206,7 +221,8 @@ class RaySession:
             # with its sockets and logs, to everybody (0777): it lies in one that is closed.
             inner = str(Path(self._folder or "") / "r")
             settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
-        with kept_environment(self._guard), lean(self.ray, self._request.num_workers):
+        leanly = lean(self.ray, self._request.num_workers, is_given_up=lambda: self._is_closing)
+        with kept_environment(self._guard), leanly:
             try:
                 _read_environment_again(self.ray)
                 self.ray.init(**settings)

@@ -181,7 +181,7 @@ class EventReader:
 
     def read(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for header, body in frames:
-            if header[0] not in (wire.RESULT, wire.RESULTS):
+            if header[0] not in (wire.RESULT, wire.PLAIN):
                 event = self._event(header, body)
                 if event is not None:
                     yield event

@@ -235,7 +235,7 @@ def start_worker(
     where its results may wait, see `held_results`. ``ahead``: a module to import before it is set
     up; it opens its log itself then.
     """
-    argv = [sys.executable, "-m", "muster.farm.worker.main"]
+    argv = [sys.executable, "-P", "-m", "muster.farm.worker.main"]
     if python is not None:
         argv = _in(interpreter(python), _WORK)
     settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
@@ -356,7 +356,7 @@ class Worker:
             for frame in wire.unpack(bytearray(held_results.left_in(self.memory))):
                 finished = wire.read_results(*frame)
                 new = [one for one in finished if _TASK_AND_TOKEN(one) not in self.recent]
-                yield [wire.RESULTS, new], b""
+                yield [wire.PLAIN, new], b""
 
     def read(self, events: list[Event], *, is_last: bool = False) -> None:
         """Add what it has sent as events. ``is_last``: it is gone."""
@@ -368,7 +368,7 @@ class Worker:
         finished: list[Finished] = []
         for header, body in frames:
             match header[0]:
-                case wire.RESULT | wire.RESULTS:
+                case wire.RESULT | wire.PLAIN:
                     finished += wire.read_results(header, body)
                 case wire.PROGRESS:
                     events.append(Progress(self.worker_id, *header[1:]))

@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.metric_log import as_number
 from muster.farm import canonical, wire
 from muster.farm.metrics import encode, names_in
 from muster.farm.results import plain_state, split_logged, with_logged
+from muster.farm.task import Order
 from muster.farm.worker.files import Folders, task_logger
 from muster.farm.worker.gather import Follower, Gatherer, JointGatherer
 from muster.farm.worker.inbox import Halt, Line
@@ -37,6 +38,15 @@ class MadeRoom(BaseException):
 
     Not an Exception, so that code which catches those lets it pass.
     """
+
+
+class Surroundings(NamedTuple):
+    """What all tasks of a worker find; ``pid``: its own."""
+
+    folder: RunFolder
+    device: str
+    line: Line
+    pid: int
 
 
 class Context:
@@ -69,45 +79,40 @@ class Context:
     #: Whether the task has asked and heard that a search ends it early.
     knows_its_end = False
 
-    def __init__(
-        self,
-        *,
-        folder: RunFolder,
-        task_id: int,
-        key: str,
-        token: int,
-        attempt: int,
-        tries: int,
-        device: str,
-        params: Mapping[str, Any],
-        line: Line,
-        goal: str = "",
-        rungs: Sequence[float] = (),
-        pid: int = 0,
-    ) -> None:
-        """``rungs``: the steps of the metric ``goal`` at which a search decides whether the task
-        goes on. ``pid``: this process, where that is known.
-        """
-        self.device = device
-        self.seed: int | None = params.get("seed")
-        self.task = key[:12]
-        self.attempt = attempt
+    def __init__(self, worker: Surroundings, order: Order, params: Mapping[str, Any]) -> None:
         self.params = params
-        self.tries = tries
-        self._run_folder = folder
-        self._key = key
-        self._task_id = task_id
-        self._token = token
-        self._line = line
-        self._pid = pid or os.getpid()
-        if goal:
-            self._goal = goal
-            self._rungs = rungs
-            self._first_rung = min(rungs, default=math.inf)
+        self._worker = worker
+        self._order = order
+
+    @property
+    def device(self) -> str:
+        return self._worker.device
+
+    @property
+    def seed(self) -> int | None:
+        return self.params.get("seed")
 
     @property
     def run(self) -> str:
-        return self._run_folder.name
+        return self._worker.folder.name
+
+    @property
+    def task(self) -> str:
+        return self._order.key[:12]
+
+    @property
+    def attempt(self) -> int:
+        return self._order.attempt
+
+    @property
+    def tries(self) -> int:
+        return self._order.tries
+
+    def is_decided_at(self, goal: str, rungs: Sequence[float]) -> None:
+        """A search decides at these steps of the metric ``goal`` whether the task goes on."""
+        self._goal = goal
+        self._rungs = rungs
+        self._first_rung = min(rungs, default=math.inf)
 
     @property
     def _gatherer(self) -> Gatherer:
@@ -115,7 +120,8 @@ class Context:
         if self._gathering is None:
             with _MAKING:
                 if self._gathering is None:
-                    self._gathering = Gatherer(self._task_id, self._token, self._line, self._pid)
+                    order, worker = self._order, self._worker
+                    self._gathering = Gatherer(order.task_id, order.token, worker.line, worker.pid)
         return self._gathering
 
     @property
@@ -132,15 +138,15 @@ class Context:
 
     @cached_property
     def _path(self) -> Path:
-        return self._run_folder.attempt(self._key, self._token)
+        return self._worker.folder.attempt(self._order.key, self._order.token)
 
     def make_folders(self, folders: Folders) -> tuple[str, str]:
         """Make ``folder``, and the one for what the program of this task saves, which every attempt
         finds again; returns both.
         """
         # As texts: this is done for each command, and a Path costs as much as a system call.
-        own = f"{self._run_folder.attempts}/{self._key}.{self._token}"
-        saved = f"{self._run_folder.checkpoints}/{self._key}"
+        own = f"{self._worker.folder.attempts}/{self._order.key}.{self._order.token}"
+        saved = f"{self._worker.folder.checkpoints}/{self._order.key}"
         folders.make(own)
         self._has_files = True
         os.makedirs(saved, exist_ok=True)  # noqa: PTH103
@@ -207,7 +213,13 @@ class Context:
 
     def follower(self) -> Follower:
         """What forwards the numbers that the program of this attempt writes to a file."""
-        return Follower(self._run_folder, self._key, self._task_id, self._token, self._line)
+        return Follower(
+            self._worker.folder,
+            self._order.key,
+            self._order.task_id,
+            self._order.token,
+            self._worker.line,
+        )
 
     def file_of_programs(self) -> str:
         """A file to which programs of this task append numbers, as one that is a command does."""
@@ -236,24 +248,24 @@ class Context:
         if isinstance(progress, str):  # report("epoch 1")
             progress, message = None, f"{progress} {message}"
         share = "" if progress is None else f"{100 * float(progress):.0f} % "
-        self._line.progress(self._task_id, f"{share}{message}".strip(), {})
+        self._worker.line.progress(self._order.task_id, f"{share}{message}".strip(), {})
 
     # ------------------------------------------------------------------ long, divisible tasks
 
     @property
     def run_path(self) -> Path:
         """The run folder."""
-        return self._run_folder.path
+        return self._worker.folder.path
 
     @property
     def key(self) -> str:
         """The task's key, which names it in the ledger and in file names."""
-        return self._key
+        return self._order.key
 
     @property
     def num_waiting(self) -> int:
         """How many other workers wait for a part of this task; answer with ``divide``."""
-        return self._line.wanted(self._task_id)
+        return self._worker.line.wanted(self._order.task_id)
 
     def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
         """Go on with the parameters ``kept`` and make a new task of each item of ``given``.
@@ -261,7 +273,7 @@ class Context:
         ``given`` is empty when too little is left to share. Whichever process is killed at whatever
         moment, the ledger holds either the whole task or all of its pieces.
         """
-        self._line.divide(self._task_id, self._token, kept, given)
+        self._worker.line.divide(self._order.task_id, self._order.token, kept, given)
 
     def measure(self, text: str, numbers: Mapping[str, float]) -> None:
         """Send a line for the display, and sums since the worker started, such as of records.
@@ -269,7 +281,7 @@ class Context:
         ``left`` in ``numbers`` is how much of this task remains. For a divisible task each call is
         also the sign of life that ``--timeout`` waits for.
         """
-        self._line.progress(self._task_id, text, numbers)
+        self._worker.line.progress(self._order.task_id, text, numbers)
 
     def retire(self) -> None:
         """Have a fresh process take this worker's place after this task."""
@@ -288,16 +300,16 @@ class Context:
         if self.halted is not None:
             self.knows_its_end = True
             return True
-        return self._line.should_stop()
+        return self._worker.line.should_stop()
 
     @property
     def halted(self) -> Halt | None:
         """Whether this task is to end early: at once ("stop") or at a checkpoint ("pause")."""
-        return self._line.halted(self._task_id)
+        return self._worker.line.halted(self._order.task_id)
 
     def runs(self, pid: int | None, *, passes_on: bool = False) -> None:
         """Note the process of the command that is this task; None: it has ended."""
-        self._line.runs(self._task_id, pid, passes_on=passes_on)
+        self._worker.line.runs(self._order.task_id, pid, passes_on=passes_on)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the saved state by ``state`` atomically, so that a later attempt can go on.
@@ -312,7 +324,7 @@ class Context:
         for one in (self, *self._others):
             one._gatherer.flush()
         unsafe = [
-            (one._key, body)
+            (one._order.key, body)
             for one in (self, *self._others)
             for body in one._gatherer.unconfirmed()
         ]
@@ -320,9 +332,9 @@ class Context:
         # this point that it stands where it was to rest, and does not go a step further.
         point = self._at_rung if self.halted == "pause" else None
         if point and not any(self._goal in names_in(body) for _, body in unsafe):
-            unsafe.insert(0, (self._key, encode([point])))
+            unsafe.insert(0, (self._order.key, encode([point])))
         logged = b"".join(wire.pack([key], body) for key, body in unsafe)
-        path = self._run_folder.checkpoint(self._key)
+        path = self._worker.folder.checkpoint(self._order.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")
         if torch is not None and _holds_tensor(state, torch):
@@ -345,7 +357,7 @@ class Context:
         Tensors come back on the CPU. Raises RuntimeError when the state holds tensors and torch has
         not been imported.
         """
-        path = self._run_folder.checkpoint(self._key)
+        path = self._worker.folder.checkpoint(self._order.key)
         try:
             logged, data = split_logged(path.read_bytes())
         except FileNotFoundError:
@@ -355,7 +367,11 @@ class Context:
             for one in (self, *self._others):
                 # Older musters named no task: their frames are those of the only one.
                 one._gatherer.send_again(
-                    [body for head, body in frames if (head or [self._key]) == [one._key]]
+                    [
+                        body
+                        for head, body in frames
+                        if (head or [self._order.key]) == [one._order.key]
+                    ]
                 )
             if self._first_rung < math.inf:
                 self._gatherer.settle()

@@ -24,6 +24,7 @@ from muster.base.device_faults import why_unfit
 from muster.base.errors import MusterError
 from muster.base.processes import IS_LINUX, set_subreaper
 from muster.base.reaper import die_with_parent, end_group_with
+from muster.base.target import see_working_folder
 from muster.farm import canonical, wire
 from muster.farm.held_results import Held, share
 from muster.farm.task import Finished, Order, TargetSpec
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
     gc.set_threshold(_NEVER)
     for name in ahead:
         importlib.import_module(name)
+    see_working_folder()
     # So far all is ours, and the collector need not look at it again, at the end of the process
     # neither, when that is two thirds of its work. What is the user's is not frozen: what an import
     # leaves behind in a cycle may hold memory, of a GPU too, and goes with the first collection.

@@ -28,10 +28,10 @@ from muster.farm.batched import batch_spec_of
 from muster.farm.outcomes import outcome_of_error, outcome_of_output
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
-from muster.farm.task import Finished, Order, Outcome, TargetSpec
+from muster.farm.task import FINISHED, Finished, Order, Outcome, TargetSpec
 from muster.farm.template import OWN_PROGRAM
 from muster.farm.worker.command import CommandFailed, run_command
-from muster.farm.worker.context import Context, MadeRoom
+from muster.farm.worker.context import Context, MadeRoom, Surroundings
 from muster.farm.worker.files import Folders, Place, TaskLog
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.memory import Peak
@@ -94,16 +94,14 @@ class Performer:
         """``spare``: what the names of folders begin with that are kept for commands; see
         `Folders`.
         """
-        self._folder = folder
         self.device = device
-        self._line = line
+        self._around = Surroundings(folder, device, line, os.getpid())
         self._targets = {number: _load(spec) for number, spec in targets.items()}
         # After the targets: what they set on import is theirs to keep.
         self._log = TaskLog(log)
         self._place = Place()
         self._peak = Peak()
         self._folders = Folders(spare)
-        self._pid = os.getpid()
         self.generators = Generators()
         self._is_fit = False  # torch is known to use the GPU of this slot
 
@@ -148,23 +146,13 @@ class Performer:
             peak, on_device = self._peak.mib(seconds)
         else:
             peak, on_device = context.command_peak_mib if context is not None else None, False
-        finished = Finished(
-            order.task_id,
-            order.token,
-            Outcome.OK,
-            started,
-            seconds,
-            log_start,
-            self._end(),
-            peak,
-            value,
-            "",
-            "",
-            None,
-            context is not None and context.is_retiring,
-            context is not None and context.has_files,
-            on_device,
-        )
+        retires, has_files = False, False
+        if context is not None:
+            retires, has_files = context.is_retiring, context.has_files
+        finished = FINISHED(
+            (order.task_id, order.token, Outcome.OK, started, seconds, log_start, self._end(), peak,
+             value, "", "", None, retires, has_files, on_device)
+        )  # fmt: skip
         return finished if failure is None else failure.of(finished)
 
     def run_together(self, orders: Sequence[Order]) -> list[Finished]:
@@ -303,21 +291,10 @@ class Performer:
         return self._targets[target_id].spec.is_batched
 
     def _context(self, order: Order, params: dict[str, Any]) -> Context:
-        spec = self._targets[order.target_id].spec
-        return Context(
-            folder=self._folder,
-            task_id=order.task_id,
-            key=order.key,
-            token=order.token,
-            attempt=order.attempt,
-            tries=order.tries,
-            device=self.device,
-            params=params,
-            line=self._line,
-            goal=spec.goal,
-            rungs=spec.rungs,
-            pid=self._pid,
-        )
+        context, spec = Context(self._around, order, params), self._targets[order.target_id].spec
+        if spec.goal:
+            context.is_decided_at(spec.goal, spec.rungs)
+        return context
 
 
 def _load(spec: TargetSpec) -> _Loaded:

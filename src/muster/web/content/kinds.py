@@ -17,6 +17,7 @@ import numpy as np
 from muster.api.maps.publish import Tally, read_published, tally
 from muster.api.report.about import rejects
 from muster.api.report.map import stage_folders
+from muster.api.report.rank_failures import rank_failures
 from muster.api.report.training import result_tables
 from muster.api.runs import Status
 from muster.api.sweeps.search_state import SearchState, read_search
@@ -26,7 +27,6 @@ from muster.base.errors import UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
 from muster.farm.task import TaskState
-from muster.gang.failures import rank_failures
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.state import last_start, starts_of

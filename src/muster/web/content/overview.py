@@ -22,7 +22,8 @@ from muster.base.codec import read_json, read_object
 from muster.base.errors import MusterError
 from muster.base.flags import Flag, kind_of_word
 from muster.base.shown_text import command_line, hide_secrets
-from muster.farm.ledger.read import LedgerReader, WorkSpan
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import WorkSpan
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, plain_options
 from muster.run.session import is_held

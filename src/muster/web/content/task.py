@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 
 from muster.api.look.ranks import rank_log
 from muster.farm import canonical
-from muster.farm.ledger.read import AttemptRow, LedgerReader
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.records import AttemptRow
 from muster.farm.rows import flattened, metrics_of
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import os
@@ -23,6 +24,7 @@ from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, 
 
 from muster.base.atomic_files import sweep
 from muster.base.errors import MusterError, SetupError, UsageError
+from muster.pipeline.sinks import parts_ahead
 from muster.pipeline.sinks.formats import SinkSpec, spec_of
 from muster.pipeline.sinks.merge import merge, write_the_output
 from muster.pipeline.sinks.parts import Part
@@ -207,6 +209,31 @@ def test_a_failure_ahead_leaves_no_file_and_the_merge_makes_it_all(
     assert found == merged_alone(four, spec)
 
 
+@pytest.mark.parametrize("what", ["parts", "what is left of the input"])
+def test_the_disk_has_to_have_room_for_a_copy_of_what_is_there_and_the_next_part(
+    monkeypatch: pytest.MonkeyPatch, spec: SinkSpec, four: list[Part], what: str
+) -> None:
+    monkeypatch.setattr(parts_ahead, "_RESERVE_BYTES", 1)
+    ahead = ahead_of(spec, [3] * 4)
+    assert ahead.add(four[0])
+    written, usage = four[0].num_bytes, shutil.disk_usage(spec.path.parent)
+    if what != "parts":  # which the file has beside them
+        os.truncate(file_of(spec), written := 9999)
+    for number, one in enumerate(four[1:3]):
+        free = written + one.num_bytes - number
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+            if number == 0:
+                assert ahead.add(one)
+                written = max(written, 2 * one.num_bytes)
+                if what != "parts" and spec.format == "jsonl":
+                    written = 9999 + one.num_bytes  # it is added to
+            else:
+                with pytest.raises(SetupError, match="No space left"):
+                    ahead.add(one)
+    assert not list(spec.path.parent.glob(f".{spec.path.name}.*.tmp"))
+
+
 def failing(handle: int) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -286,6 +313,7 @@ LATE: dict[str, list[Rows]] = {
     "whole numbers, then others": [[{"a": 1}], [{"a": 2}], [{"a": 3}], [{"a": 4}], [{"a": 0.5}]],
     "whole floats at the end": [[{"a": 1}], [{"a": 2}], [{"a": 3.0}]],
     "numbers, then texts": [[{"a": 1}], [{"a": 2}], [{"a": 3}], [{"a": "x"}], [{"a": 5}]],
+    "texts, then numbers": [[{"a": "x"}], [{"a": "y"}], [{"a": "z"}], [{"a": 5}]],
     "another column": [[{"a": 1}], [{"a": 2}], [{"a": 3, "b": [1]}]],
     "another field": [[{"a": {"x": 1}}], [{"a": {"x": 1}}], [{"a": {"y": 1.5}}]],
     "nothing at first": [[], [], [{"a": 1}]],
@@ -354,6 +382,18 @@ def test_a_value_that_does_not_fit_its_declared_column_is_not_written(tmp_path: 
     spec = SinkSpec(path=tmp_path / "o.parquet", format="parquet", columns=(("a", "int8"),))
     parts = parts_of(tmp_path / "parts", [[[{"a": 1}], [{"a": 300}]]])
     with pytest.raises(UsageError, match="declared as int8"):
+        write_as_they_come(iter(parts), spec, tmp_path / "ahead")
+
+
+def test_a_list_that_is_longer_than_the_first_one_is_not_written(tmp_path: Path) -> None:
+    """As long as no list has come, any length will do."""
+    spec = spec_of(str(tmp_path / "out.parquet"))
+    spec = dataclasses.replace(spec, columns=(("v", "float32[*]"),))
+    rows: list[Rows] = [[{"v": None}], [{"v": [1.0, 2.0]}], [{"v": None}], [{"v": [1.0, 2.0, 3.0]}]]
+    parts = parts_of(tmp_path / "parts", [rows])
+    with pytest.raises(UsageError, match="declared as float32"):
+        write_the_output(parts, spec, tmp_path / "merged")
+    with pytest.raises(UsageError, match="declared as float32"):
         write_as_they_come(iter(parts), spec, tmp_path / "ahead")
 
 
