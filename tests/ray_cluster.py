@@ -20,8 +20,8 @@ import pytest
 from tests.ports import free_port
 
 from muster.base.settings import kept_environment
+from muster.farm.executors.ray_lean import at_loopback
 from muster.farm.executors.ray_links import ADDRESS
-from muster.farm.executors.ray_session import at_loopback
 
 _WAIT_S = 300.0
 #: Of this process alone, so that clusters of tests that run beside each other share no port.

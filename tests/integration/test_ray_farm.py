@@ -31,7 +31,7 @@ from tests.programs import read_program
 from tests.ray_cluster import RayCluster, may_mount, wait_for
 
 import muster
-from muster.base.errors import EXIT_REQUEUE, SetupError, UsageError
+from muster.base.errors import EXIT_REQUEUE, EXIT_SETUP, SetupError, UsageError
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_session import (
     check_address,
@@ -410,6 +410,40 @@ def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path:
         assert took_s < 15, said  # 2 s on a quiet machine
         assert not _mentioning(scratch)
         assert not list(scratch.glob("muster-ray-*"))
+    finally:
+        for left in _mentioning(scratch):
+            left.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["raylet", "muster"])
+def test_a_ray_of_ours_ends_with_the_run_and_the_run_with_it(victim: str, tmp_path: Path) -> None:
+    """A run waited for ever for room on a node that was gone; what stands in for the agents of a
+    raylet outlived it.
+    """
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    _write_target(tmp_path)
+    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
+             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
+    try:
+        with subprocess.Popen(
+            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
+            [raylet] = [
+                each for each in psutil.Process(process.pid).children() if each.name() == "raylet"
+            ]
+            (raylet if victim == "raylet" else process).kill()
+            _, said = process.communicate(timeout=60)
+        if victim == "raylet":
+            assert process.returncode == EXIT_SETUP, said
+            assert "Ray on this machine has ended: its raylet is gone." in said
+            assert not list(scratch.glob("muster-ray-*"))
+        wait_for(lambda: not _mentioning(scratch))
     finally:
         for left in _mentioning(scratch):
             left.kill()

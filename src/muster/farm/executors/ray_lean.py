@@ -152,3 +152,10 @@ def replaced(module: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(module).update(usual)
+
+
+@contextlib.contextmanager
+def at_loopback(ray: Any) -> Iterator[None]:
+    """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
+    with replaced(ray._private.services, resolve_ip_for_localhost=lambda host: host):
+        yield

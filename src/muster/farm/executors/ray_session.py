@@ -22,7 +22,7 @@ from muster.base.settings import kept_environment
 from muster.base.shown_text import count, shown_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.ray_hosts import RayHosts
-from muster.farm.executors.ray_lean import ENVIRONMENT, lean, replaced
+from muster.farm.executors.ray_lean import ENVIRONMENT, at_loopback, lean
 from muster.farm.executors.ray_links import ADDRESS
 from muster.farm.executors.ray_node import send_plainly
 from muster.run.folder import RunFolder
@@ -83,6 +83,7 @@ class RaySession:
         """
         if self._is_ready:
             self._look_at_hosts()
+            self._look_at_ours()
             return True
         if self._is_ours and not self._is_joined:
             if self._hosts is not None and not self._hosts.has_head(timeout_s):
@@ -100,6 +101,18 @@ class RaySession:
     def _look_at_hosts(self) -> None:
         if not self._is_complete and self._hosts is not None and self._hosts.is_up(0.0):
             self._check_room()
+
+    def _look_at_ours(self) -> None:
+        """SetupError where a process of the cluster on this machine has ended: no worker would ever
+        get room again.
+        """
+        node = None if self._folder is None else self.ray._private.worker._global_node
+        if node is not None and (dead := node.dead_processes()):
+            names = ", ".join(name for name, _ in dead)
+            raise SetupError(
+                f"Ray on this machine has ended: its {names} is gone.",
+                hint="what is finished is kept, and the same command goes on.",
+            )
 
     def _check_room(self) -> None:
         check_room(_resources(self.ray), self._request, self._request.address)
@@ -370,13 +383,6 @@ def _resources(ray: Any) -> list[Mapping[str, float]]:
 
 
 # ---------------------------------------------------------------- manners
-
-
-@contextlib.contextmanager
-def at_loopback(ray: Any) -> Iterator[None]:
-    """Ray would join 127.0.0.1 by an outer address of the machine, at which nothing listens."""
-    with replaced(ray._private.services, resolve_ip_for_localhost=lambda host: host):
-        yield
 
 
 def _short_folder() -> str:
