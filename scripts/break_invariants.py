@@ -201,8 +201,8 @@ BREAKS = [
     Break(
         "claims",
         "a result for an older claim is not recorded",
-        "if worker is None or task is None or task.token != finished.token:",
-        "if worker is None or task is None:",
+        "if task is None or task.token != token:",
+        "if task is None:",
         "test_decide.py",
         "late_results",
     ),
