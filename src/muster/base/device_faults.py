@@ -70,7 +70,11 @@ def looks_like_out_of_memory(type_names: Collection[str], text: str) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out, an accelerator's or the host's."""
-    return looks_like_out_of_memory(names_of(error), str(error))
+    try:
+        text = str(error)
+    except Exception:  # one of the user's own classes, which is to be told as itself
+        text = ""
+    return looks_like_out_of_memory(names_of(error), text)
 
 
 def looks_like_lost_device(text: str) -> bool:

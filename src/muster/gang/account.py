@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import runpy
@@ -16,16 +17,18 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
-_TOLD = "_muster_has_told"
+#: What has been told, in this process.
+_told: BaseException | None = None
 
 
 def give_account(error: BaseException, folder: RunFolder, rank: int) -> None:
     """Write the traceback to the log, as Python shows it, and the record for the report; once for
-    each error, however often it is told on its way out."""
-    if getattr(error, _TOLD, False):
+    each error, however often it is told on its way out, and not again for what it has led to."""
+    global _told
+    error = _as_raised(error)
+    if _told is not None and any(_told is one for one in _with_earlier(error)):
         return
-    with contextlib.suppress(AttributeError):  # one with slots is told again
-        setattr(error, _TOLD, True)
+    _told = error
     now_s = time.time()
     trace = _without_ours(error)
     frames = traceback.format_list(traceback.extract_tb(trace))
@@ -44,10 +47,29 @@ def give_account(error: BaseException, folder: RunFolder, rank: int) -> None:
         record["log_start"] = os.fstat(2).st_size
     with contextlib.suppress(OSError):  # a full disk: the log may still hold it
         write_json(folder.rank_error(rank), record)
-    error.__traceback__ = trace
+    error.with_traceback(trace)  # one that is frozen refuses to be assigned it
     with contextlib.suppress(OSError, ValueError):
         sys.excepthook(type(error), error, trace)
         sys.stderr.flush()
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What the user's code has raised, where contextlib has failed to pass on a frozen one."""
+    while isinstance(error, dataclasses.FrozenInstanceError) and "__traceback__" in str(error):
+        if error.__context__ is None:
+            break
+        error = error.__context__
+    return error
+
+
+def _with_earlier(error: BaseException) -> list[BaseException]:
+    """It, and those that were being handled when it and they were raised."""
+    found: list[BaseException] = []
+    later: BaseException | None = error
+    while later is not None and not any(later is one for one in found):
+        found.append(later)
+        later = later.__cause__ or later.__context__
+    return found
 
 
 def _message(error: BaseException) -> str:

@@ -23,18 +23,21 @@ class Library:
     def open(self, tracked):
         return subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
 
-tracker = _ComingSecond(Library())
+is_over = threading.Event()
+tracker = _ComingSecond(Library(), is_over)
 helper = tracker.open(None)
 def show():
     print(*(open(f"/proc/{pid}/autogroup").read().split()[-1] for pid in (os.getpid(), helper.pid)))
 
 show()
-threading.Thread(target=_listen, args=(is_over := threading.Event(),), daemon=True).start()
+threading.Thread(target=_listen, args=(is_over,), daemon=True).start()
 is_over.wait()
 for _ in range(100):
     if open(f"/proc/{helper.pid}/autogroup").read().endswith(" 0\\n"):
         break
     time.sleep(0.02)
+show()
+helper = _ComingSecond(Library(), is_over).open(None)  # a library that took longer than the run
 show()
 """
     with subprocess.Popen(
@@ -46,3 +49,4 @@ show()
         process.stdin.write("over\n")
         process.stdin.flush()
         assert process.stdout.readline() == "0 0\n", "the run waits for its trackers at the end"
+        assert process.stdout.readline() == "0 0\n", "for one that begins only then, too"

@@ -8,6 +8,7 @@ import pytest
 
 from muster.base import device_faults
 from muster.base.device_faults import (
+    is_out_of_memory,
     looks_like_lost_device,
     looks_like_out_of_device_memory,
     looks_like_out_of_memory,
@@ -85,3 +86,15 @@ def test_what_a_program_does_wrong_is_its_own(name: str, text: str) -> None:
 
 def test_the_examples() -> None:
     assert doctest.testmod(device_faults).failed == 0
+
+
+def test_an_error_whose_text_cannot_be_had_is_judged_by_its_name() -> None:
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    class OutOfMemoryError(Textless):
+        pass
+
+    assert not is_out_of_memory(Textless())
+    assert is_out_of_memory(OutOfMemoryError())

@@ -265,7 +265,7 @@ def stored_workload(run: Run, budget: Mapping[str, Any] = MappingProxyType({})) 
     if "search" not in stored.fixed:
         if budget:
             raise UsageError(
-                f"{run.path} is no search: {', '.join(budget)} cannot be raised.",
+                f"{run.path} is no search: it has no trials and no time that could be raised.",
                 hint=f"add tasks to it: muster add {shell_word(run.path)} --seeds N",
             )
         return workload

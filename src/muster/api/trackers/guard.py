@@ -313,7 +313,8 @@ def main(argv: list[str]) -> int:
             def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
                 return is_over.wait(max(_ASK_EVERY_S, 10 * took_s))
 
-            feed(source, _ComingSecond(make_tracker(name, place)), position, wait)
+            tracker = _ComingSecond(make_tracker(name, place), is_over)
+            feed(source, tracker, position, wait)
     except (PositionTaken, MusterError) as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")  # the last line is shown
         return 1
@@ -324,9 +325,10 @@ class _ComingSecond:
     """A tracker that comes behind the work of the run once its library is there, which takes some
     seconds of a processor, and with it the helpers that its first run begins, such as W&B's."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, is_over: threading.Event) -> None:
         self.most_open = tracker.most_open
         self._tracker = tracker
+        self._is_over = is_over
         self._is_first = True
 
     def open(self, tracked: Tracked) -> TrackerRun:
@@ -334,6 +336,8 @@ class _ComingSecond:
         if self._is_first:
             self._is_first = False
             _weigh_sessions(family(os.getpid()), _NICE)
+            if self._is_over.is_set():  # perhaps only now: the run waits for us
+                _weigh_sessions(family(os.getpid()), 0)
         return run
 
 
