@@ -300,11 +300,11 @@ class Supervisor(SimpleElasticAgent):
                     self._watchdog.forget(rank.rank)
 
     def _knows_cause(self) -> bool:
-        """Whether a rank has ended, or has written down an error, that follows from no other's."""
+        """Whether a rank has failed, or has written down an error, that follows from no other's."""
         paths = self._spec.folder
         over = [
             one for one in self._ranks
-            if one.code is not None or read_rank_error(paths.rank_error(one.rank)) is not None
+            if one.code or read_rank_error(paths.rank_error(one.rank)) is not None
         ]  # fmt: skip
         return not all(map(self._is_consequence, over))
 
