@@ -6,6 +6,7 @@ python ssvae_call.py tasks.json results.json
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from muster import Context
+from muster.farm.task import Order
+from muster.farm.worker.context import Surroundings
 from muster.run.folder import RunFolder
 from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
 
@@ -53,22 +56,17 @@ class Nobody:
         raise NotImplementedError
 
 
+def context_in(folder: Path) -> Context:
+    """What a task finds that no worker does."""
+    around = Surroundings(RunFolder(folder), "cpu", Nobody(), os.getpid())
+    return Context(around, Order(1, 1, 1, "0" * 32, 1, b"{}"), {})
+
+
 def main() -> None:
     tasks = json.loads(Path(sys.argv[1]).read_text())
     call = {"ssvae": ssvae_runs, "supervised": supervised_runs}[tasks[0]["method"]]
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        context = Context(
-            folder=RunFolder(Path(folder)),
-            task_id=1,
-            key="0" * 32,
-            token=1,
-            attempt=1,
-            tries=0,
-            device="cpu",
-            params={},
-            line=Nobody(),
-        )
-        results = call(tasks, context)
+        results = call(tasks, context_in(Path(folder)))
     for result in results:
         if isinstance(result, Exception):
             raise result

@@ -71,10 +71,16 @@ def test_each_finds_what_it_imports_and_knows_the_flags_of_a_full_run(
             assert ended.value.code == 0, capsys.readouterr().err
 
 
-def test_what_stands_for_a_workers_line_has_all_that_tasks_ask_of_one() -> None:
-    nobody = runpy.run_path(str(BENCHMARKS / "programs/ssvae_call.py"))["Nobody"]
+def test_what_stands_for_a_worker_has_all_that_tasks_ask_of_one(tmp_path: Path) -> None:
+    program = runpy.run_path(str(BENCHMARKS / "programs/ssvae_call.py"))
     asked = {name for name in [*vars(Line), *Line.__annotations__] if not name.startswith("_")}
-    assert asked and asked <= {*dir(nobody)}
+    assert asked and asked <= {*dir(program["Nobody"])}
+    context = program["context_in"](tmp_path)
+    assert (context.device, context.attempt, context.folder.is_relative_to(tmp_path)) == (
+        "cpu",
+        1,
+        True,
+    )
 
 
 def run_all(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
