@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -379,41 +379,51 @@ def _mentioning(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.thorough
-def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path: Path) -> None:
-    """Also where it hangs: its control store is stopped as soon as it is there."""
+@contextmanager
+def holding_on_ray(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A sweep that starts a Ray here, and where Ray keeps its files. Nothing of it stays."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    _write_target(tmp_path)
+    _write_target(folder)
     scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
     words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
              "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
     try:
         with subprocess.Popen(
-            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
+            words, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         ) as process:  # fmt: skip
+            try:
+                yield process, scratch
+            finally:
+                process.kill()
+    finally:
+        for left in _mentioning(scratch):
+            left.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
 
-            def store() -> list[psutil.Process]:
-                shown = ((p, command_line(p).partition(" ")[0]) for p in _mentioning(scratch))
-                return [p for p, program in shown if program.endswith("gcs_server")]
 
-            wait_for(lambda: store() or process.poll() is not None)
-            assert process.poll() is None
-            store()[0].suspend()
-            begun = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=120)
-            took_s = time.monotonic() - begun
+@pytest.mark.thorough
+def test_ctrl_c_is_heard_while_ray_starts_here_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    """Also where it hangs: its control store is stopped as soon as it is there."""
+    with holding_on_ray(tmp_path) as (process, scratch):
+
+        def store() -> list[psutil.Process]:
+            shown = ((p, command_line(p).partition(" ")[0]) for p in _mentioning(scratch))
+            return [p for p, program in shown if program.endswith("gcs_server")]
+
+        wait_for(lambda: store() or process.poll() is not None)
+        assert process.poll() is None
+        store()[0].suspend()
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        took_s = time.monotonic() - begun
         assert process.returncode == 130, said
         assert "Traceback" not in said
         assert took_s < 15, said  # 2 s on a quiet machine
         assert not _mentioning(scratch)
         assert not list(scratch.glob("muster-ray-*"))
-    finally:
-        for left in _mentioning(scratch):
-            left.kill()
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.mark.thorough
@@ -422,32 +432,18 @@ def test_a_ray_of_ours_ends_with_the_run_and_the_run_with_it(victim: str, tmp_pa
     """A run waited for ever for room on a node that was gone; what stands in for the agents of a
     raylet outlived it.
     """
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
-    _write_target(tmp_path)
-    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
-    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
-             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
-    try:
-        with subprocess.Popen(
-            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
-            wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
-            [raylet] = [
-                each for each in psutil.Process(process.pid).children() if each.name() == "raylet"
-            ]
-            (raylet if victim == "raylet" else process).kill()
-            _, said = process.communicate(timeout=60)
+    with holding_on_ray(tmp_path) as (process, scratch):
+        wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
+        [raylet] = [
+            each for each in psutil.Process(process.pid).children() if each.name() == "raylet"
+        ]
+        (raylet if victim == "raylet" else process).kill()
+        _, said = process.communicate(timeout=60)
         if victim == "raylet":
             assert process.returncode == EXIT_SETUP, said
             assert "Ray on this machine has ended: its raylet is gone." in said
             assert not list(scratch.glob("muster-ray-*"))
         wait_for(lambda: not _mentioning(scratch))
-    finally:
-        for left in _mentioning(scratch):
-            left.kill()
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.mark.thorough
@@ -455,46 +451,31 @@ def test_nobody_else_runs_a_task_in_a_cluster_that_is_started_here(tmp_path: Pat
     """Neither without authentication nor with a guess; with the token of the run's owner it would
     work, so that it is the token that keeps the others out.
     """
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
-    _write_target(tmp_path)
-    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
-    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
-             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
-    go = tmp_path / "go"
-    try:
-        with subprocess.Popen(
-            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
-            try:
-                wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
-                (token_path,) = scratch.glob("muster-ray-*/auth_token")
-                assert token_path.stat().st_mode & 0o777 == 0o600
-                assert token_path.parent.stat().st_mode & 0o777 == 0o700
-                address, token = _address_of_head(scratch), token_path.read_text()
-                for shown in _mentioning(scratch):
-                    assert token not in command_line(shown)  # anybody may read it
-                intruders = [
-                    _intrude(address, mode, guess, tmp_path / f"by-{who}")
-                    for who, mode, guess in [
-                        ("nobody", "disabled", ""), ("guess", "token", "0" * 64),
-                        ("owner", "token", token),
-                    ]
-                ]  # fmt: skip
-                codes = [intruder.wait(300) for intruder in intruders]
-                assert codes[0] != 0 and codes[1] != 0 and codes[2] == 0
-                assert [path.name for path in tmp_path.glob("by-*")] == ["by-owner"]
-            finally:
-                go.touch()
-            _, said = process.communicate(timeout=300)
+    with holding_on_ray(tmp_path) as (process, scratch):
+        try:
+            wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
+            (token_path,) = scratch.glob("muster-ray-*/auth_token")
+            assert token_path.stat().st_mode & 0o777 == 0o600
+            assert token_path.parent.stat().st_mode & 0o777 == 0o700
+            address, token = _address_of_head(scratch), token_path.read_text()
+            for shown in _mentioning(scratch):
+                assert token not in command_line(shown)  # anybody may read it
+            intruders = [
+                _intrude(address, mode, guess, tmp_path / f"by-{who}")
+                for who, mode, guess in [
+                    ("nobody", "disabled", ""), ("guess", "token", "0" * 64),
+                    ("owner", "token", token),
+                ]
+            ]  # fmt: skip
+            codes = [intruder.wait(300) for intruder in intruders]
+            assert codes[0] != 0 and codes[1] != 0 and codes[2] == 0
+            assert [path.name for path in tmp_path.glob("by-*")] == ["by-owner"]
+        finally:
+            (tmp_path / "go").touch()
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
         wait_for(lambda: not _mentioning(scratch), 120.0)
         assert list(scratch.iterdir()) == [], "the cluster ends with the run"
-    finally:
-        for left in _mentioning(scratch):
-            left.kill()
-        shutil.rmtree(scratch)
 
 
 def _address_of_head(scratch: Path) -> str:

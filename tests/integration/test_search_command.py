@@ -438,4 +438,5 @@ def test_a_search_goes_on_with_a_larger_budget_as_add_says(
         assert json.loads(muster_main("status", name, "--json").stdout)["num_done"] == 4
     assert muster_main("sweep", "f.py:f", "--grid", "x=1", "--run-dir", "plain").returncode == 0
     refused = muster_main("resume", "plain", "--trials", "4")
-    assert refused.returncode == 2 and "without a search" in refused.stderr
+    assert refused.returncode == 2
+    assert "plain is no search" in refused.stderr and "muster add" in refused.stderr

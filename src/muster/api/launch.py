@@ -291,13 +291,11 @@ def policy_of(
     if options.executor == "slurm":
         # Files on a shared folder take their time: more is kept ready in a worker.
         lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
-    max_lead = Policy.max_lead
     if options.executor == "ray":
-        lead_s, max_lead = _LEAD_ON_RAY_S, 2 * max_lead
+        lead_s = _LEAD_ON_RAY_S
     policy = Policy(
-        retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going,
-        lead_s=lead_s, max_lead=max_lead,
-    )  # fmt: skip
+        retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
+    )
     # A search chooses a task when a worker is free for it, with all that is known by then.
     return dataclasses.replace(policy, asks_ahead=False, max_lead=1) if is_search else policy
 

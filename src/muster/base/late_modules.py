@@ -27,10 +27,12 @@ def imported_to_stay(name: str) -> ModuleType:
     """
     collects = gc.isenabled()
     gc.disable()
-    module = importlib.import_module(name)
-    gc.freeze()
-    if collects:
-        gc.enable()
+    try:
+        module = importlib.import_module(name)
+        gc.freeze()
+    finally:
+        if collects:
+            gc.enable()
     return module
 
 

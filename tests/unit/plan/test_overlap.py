@@ -19,25 +19,29 @@ SIZES = st.floats(1.0, 1e10).map(Bytes)
 
 
 @pytest.mark.parametrize(
-    ("mib", "buckets_mib"),
+    ("mib", "on_gpus", "on_cpus"),
     [
-        (0.5, [0.5]),
-        (1, [1]),
-        (20, [1, 19]),
-        (26, [1, 25]),
-        (60, [1, 25, 25, 9]),
+        (0.5, [0.5], [0.5]),
+        (1, [1], [1]),
+        (20, [1, 19], [20]),
+        (26, [1, 25], [25, 1]),
+        (60, [1, 25, 25, 9], [25, 25, 10]),
     ],
 )
-def test_buckets_as_torch_makes_them(mib: float, buckets_mib: list[float]) -> None:
-    assert [b.value / MIB for b in buckets_of(Bytes(mib * MIB))] == buckets_mib
+def test_buckets_as_a_training_has_them(
+    mib: float, on_gpus: list[float], on_cpus: list[float]
+) -> None:
+    for overlaps, expected in ((True, on_gpus), (False, on_cpus)):
+        buckets = buckets_of(Bytes(mib * MIB), overlaps=overlaps)
+        assert [bucket.value / MIB for bucket in buckets] == expected
 
 
-@given(SIZES)
-def test_buckets_add_up(size: Bytes) -> None:
-    buckets = buckets_of(size)
+@given(SIZES, st.booleans())
+def test_buckets_add_up(size: Bytes, overlaps: bool) -> None:
+    buckets = buckets_of(size, overlaps=overlaps)
     assert sum(b.value for b in buckets) == pytest.approx(size.value)
     assert all(b <= BUCKET for b in buckets)
-    assert buckets[0] <= FIRST_BUCKET or len(buckets) == 1
+    assert buckets[0] <= (FIRST_BUCKET if overlaps else BUCKET) or len(buckets) == 1
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_what_the_step_waits_for(backward_s: float, per_byte_s: float, expected_
 def test_hidden_or_not_it_is_between_the_last_bucket_and_all(
     size: Bytes, backward_s: float, per_byte_s: float
 ) -> None:
-    buckets = buckets_of(size)
+    buckets = buckets_of(size, overlaps=True)
     late = exposed(buckets, Seconds(backward_s), lambda b: Seconds(b.value * per_byte_s)).value
     last = buckets[-1].value * per_byte_s
     assert last * (1 - 1e-6) - 1e-9 <= late <= size.value * per_byte_s * (1 + 1e-6) + 1e-9

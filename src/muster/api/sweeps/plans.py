@@ -239,8 +239,7 @@ def stored_workload(run: Run, budget: Mapping[str, Any] = MappingProxyType({})) 
     """The run's own tasks, which are all in its ledger. ``budget``: what of a search's is another
     one now.
 
-    Raises SetupError when the run was killed before all of them were listed there, and UsageError
-    for a budget without a search.
+    Raises SetupError when the run was killed before all of them were listed there.
     """
     stored = run.stored
     status = run.status()
@@ -263,11 +262,6 @@ def stored_workload(run: Run, budget: Mapping[str, Any] = MappingProxyType({})) 
         parameters=(),
     )
     if "search" not in stored.fixed:
-        if budget:
-            raise UsageError(
-                f"{run.path} is no search: it has no trials and no time that could be raised.",
-                hint=f"add tasks to it: muster add {shell_word(run.path)} --seeds N",
-            )
         return workload
     from muster.api.sweeps.search import as_search  # few runs are searches
     from muster.search.spec import SearchSpec

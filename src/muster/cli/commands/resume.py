@@ -220,6 +220,12 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
     run = find_run(parsed.place.run)
+    budget = {_BUDGET[name]: value for name, value in parsed.given("search").items()}
+    if budget and not run.stored.is_search:
+        raise UsageError(
+            f"{run.path} is no search: it has no trials and no time that could be raised.",
+            hint=f"add tasks to it: muster add {shell_word(run.path)} --seeds N",
+        )
     element = None if command == "retry" else _element(run, parsed)
     if element is None:
         _refuse_array(run, command, parsed.given("options").get("executor", "slurm"))
@@ -246,7 +252,6 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         again = _merged(path, before, typed, ONE_TIME)
         return sweep.start(_as_planned(again, typed), again.argv(), reopens)
     run = Run(path)  # which was named from where the user is
-    budget = {_BUDGET[name]: value for name, value in parsed.given("search").items()}
     workload = dataclasses.replace(stored_workload(run, budget), reopens=reopens)
     options = _options(parsed, stored_options(run))
     return sweep.run_and_sum_up(workload, options, (), parsed.shown)
